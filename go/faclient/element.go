@@ -13,7 +13,7 @@ const (
 	DtypeF32  Dtype = C.FA_F32
 	DtypeF16  Dtype = C.FA_F16
 	DtypeBF16 Dtype = C.FA_BF16
-	// Only of what lies in pages that the program manages, and of their tables.
+	// Only of what lies in pages that the program manages, of their tables, and of masks.
 	DtypeE4M3 Dtype = C.FA_E4M3
 	DtypeI32  Dtype = C.FA_I32
 	DtypeI64  Dtype = C.FA_I64
@@ -31,7 +31,7 @@ type E4M3 uint8
 // Element is a number to compute with.
 type Element interface{ float32 | F16 | BF16 }
 
-// Stored is what tensors hold: elements, E4M3, and the integers of tables of pages.
+// Stored is what tensors hold: elements, E4M3, and the integers of tables of pages and of masks.
 type Stored interface {
 	Element | E4M3 | int32 | int64
 }

@@ -7,7 +7,63 @@ use crate::memory::{Input, Tensor};
 use crate::request::{Request, Submitted};
 use faclient_sys as sys;
 use std::mem::size_of;
+use std::sync::Arc;
 use std::time::Duration;
+
+/// vLLM's mask of local and strided blocks, for [`Attention::pattern`]. A row at position p of its sequence sees key j
+/// only if, with quotients rounded down,
+/// - `p / block_tokens - j / block_tokens < local_blocks`, or
+/// - `j / block_tokens + (first_head + h) * head_step + 1` is a multiple of `vert_stride`, for query head h.
+///
+/// `EINVAL`: `block_tokens` is no multiple of 16 or `vert_stride` is 0; or `block_tokens` is 0, which means no pattern,
+/// and another number is not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BlockPattern {
+    /// Tokens of a block, a multiple of 16.
+    pub block_tokens: u32,
+    /// How many blocks up to its own a row sees.
+    pub local_blocks: u32,
+    /// Of as many blocks a row sees one; at least 1.
+    pub vert_stride: u32,
+    /// How far the blocks of one head are from those of the next. If it is negative, KV heads count instead: the
+    /// product is then `(first_head + h) / group * -head_step`, where `group` query heads share a KV head.
+    pub head_step: i32,
+    /// The number of q's first head, where processes share the heads.
+    pub first_head: u32,
+}
+
+impl BlockPattern {
+    pub(crate) fn raw(pattern: &Option<BlockPattern>) -> sys::fa_block_pattern {
+        pattern.map_or_else(Default::default, |p| sys::fa_block_pattern {
+            block_tokens: p.block_tokens,
+            local_blocks: p.local_blocks,
+            vert_stride: p.vert_stride,
+            head_step: p.head_step,
+            first_head: p.first_head,
+            ..Default::default()
+        })
+    }
+}
+
+/// A block-sparse mask in compressed rows, for [`Attention::blocks`]. Row i of a sequence is in row block `i / rows`, key
+/// j in key block `j / keys`. Row block r sees the key blocks `columns[offsets[r]]` to `columns[offsets[r + 1] - 1]`,
+/// which ascend. Time is in proportion to the blocks that are seen.
+///
+/// `EINVAL`: a tensor has another shape. `ENOTSUP`: `rows` or `keys` is neither 64 nor 128. The numbers in the tensors
+/// are not checked but bounded where they are read: an offset to 0 to n, and columns that are no block of the sequence
+/// or do not ascend are skipped.
+#[derive(Debug, Clone)]
+pub struct BlockMask {
+    /// Rows of a block: 64 or 128.
+    pub rows: u32,
+    /// Keys of a block: 64 or 128.
+    pub keys: u32,
+    /// `[batch or 1, heads or 1, ceil(n_q / rows) + 1]`. A size of 1 is shared by all sequences, or heads; n_q is that
+    /// of the longest sequence.
+    pub offsets: Arc<Tensor<i32>>,
+    /// `[batch or 1, heads or 1, n]`.
+    pub columns: Arc<Tensor<i32>>,
+}
 
 /// What requests of attention have in common.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +75,7 @@ pub(crate) struct Scores {
     pub(crate) alibi_slopes: Option<Vec<f32>>,
     pub(crate) sinks: Option<Vec<f32>>,
     pub(crate) chunk_tokens: u64,
+    pub(crate) pattern: Option<BlockPattern>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) stream: Option<Stream>,
 }
@@ -112,6 +169,13 @@ macro_rules! score_options {
             self
         }
 
+        /// Rows see only keys of vLLM's local and strided blocks. `ENOTSUP`, on a GPU: no kernel has the pattern, as
+        /// over pages that the program manages.
+        pub fn pattern(mut self, pattern: $crate::BlockPattern) -> Self {
+            self.scores.pattern = Some(pattern);
+            self
+        }
+
         /// The request ends with `ETIMEDOUT` if it has not ended by then.
         pub fn timeout(mut self, timeout: std::time::Duration) -> Self {
             self.scores.timeout = Some(timeout);
@@ -190,6 +254,8 @@ pub struct Attention<T, Q = Tensor<T>, KV = Tensor<T>> {
     scores: Scores,
     lengths: Option<(Vec<u32>, Vec<u32>)>,
     prefix_lengths: Option<Vec<u32>>,
+    blocks: Option<BlockMask>,
+    mask: Option<Arc<Tensor<i32>>>,
 }
 
 impl<T: Element, Q: Input<T>, KV: Input<T>> Attention<T, Q, KV> {
@@ -204,6 +270,8 @@ impl<T: Element, Q: Input<T>, KV: Input<T>> Attention<T, Q, KV> {
             scores: Scores::default(),
             lengths: None,
             prefix_lengths: None,
+            blocks: None,
+            mask: None,
         }
     }
 
@@ -229,11 +297,46 @@ impl<T: Element, Q: Input<T>, KV: Input<T>> Attention<T, Q, KV> {
         self
     }
 
+    /// Rows see only keys of these blocks, and of them those that all else lets them see. The request shares the mask's
+    /// tensors until its end. `ENOTSUP`, on a GPU: the elements do not have 16 bits.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), faclient::Error> {
+    /// # let limit = std::time::Duration::from_secs(60);
+    /// # let client = faclient::Options::new().private().connect_timeout(limit).connect()?;
+    /// use faclient::{Attention, BlockMask};
+    /// let tensor = || client.tensor::<f32>(&[1, 128, 2, 64]);
+    /// let (q, k, mut v, out) = (tensor()?, tensor()?, tensor()?, tensor()?);
+    /// v.fill_from((0..).map(|i| (i / 128) as f32)); // token i has the value i
+    /// let (mut offsets, mut columns) = (client.tensor(&[1, 1, 3])?, client.tensor(&[1, 1, 2])?);
+    /// offsets.copy_from_slice(&[0, 1, 2]);
+    /// columns.copy_from_slice(&[1, 0]); // each half of the rows sees the other half of the keys
+    /// let mask = BlockMask { rows: 64, keys: 64, offsets: offsets.into(), columns: columns.into() };
+    /// let mut attention = Attention::new(q, k, v, out).blocks(mask);
+    /// client.attention(&mut attention)?;
+    /// assert!((attention.out[0] - 95.5).abs() < 1e-3); // the mean of 64 to 127
+    /// # Ok(()) }
+    /// ```
+    pub fn blocks(mut self, blocks: BlockMask) -> Self {
+        self.blocks = Some(blocks);
+        self
+    }
+
+    /// A bit for each row and key, `[batch or 1, heads or 1, n_q, words]`: row i sees key j only if bit `j % 32` of word
+    /// `j / 32` is set. Keys behind the words are hidden. The request shares the tensor until its end. `ENOTSUP`, on a
+    /// GPU: the elements do not have 16 bits.
+    pub fn mask(mut self, mask: impl Into<Arc<Tensor<i32>>>) -> Self {
+        self.mask = Some(mask.into());
+        self
+    }
+
     /// The library's struct, which points into this one.
     fn raw(&self, client: &Client) -> Result<sys::fa_attention> {
         let own = [self.q.tensor(), self.k.tensor(), self.v.tensor(), &self.out];
         let lse_is_own = self.lse.as_ref().map_or(true, |lse| lse.is_of(client));
-        if !lse_is_own || own.iter().any(|tensor| !tensor.is_of(client)) {
+        let masks = self.blocks.iter().flat_map(|b| [&b.offsets, &b.columns]).chain(&self.mask);
+        let masks_are_own = masks.into_iter().all(|mask| mask.is_of(client));
+        if !lse_is_own || !masks_are_own || own.iter().any(|tensor| !tensor.is_of(client)) {
             return Err(Error::invalid("a tensor is of another client"));
         }
         let q = own[0].shape();
@@ -256,10 +359,23 @@ impl<T: Element, Q: Input<T>, KV: Input<T>> Attention<T, Q, KV> {
             timeout_ns: nanoseconds(self.scores.timeout),
             chunk_tokens: self.scores.chunk_tokens,
             prefix_lengths: numbers(&self.prefix_lengths),
+            pattern: BlockPattern::raw(&self.scores.pattern),
             ..Default::default()
         };
         if let Some(lse) = &self.lse {
             raw.lse = lse.raw();
+        }
+        if let Some(blocks) = &self.blocks {
+            if blocks.rows == 0 && blocks.keys == 0 {
+                return Err(Error::invalid("rows and keys of blocks are 0; expected 64 or 128"));
+            }
+            raw.block_rows = blocks.rows;
+            raw.block_keys = blocks.keys;
+            raw.block_offsets = blocks.offsets.raw();
+            raw.block_columns = blocks.columns.raw();
+        }
+        if let Some(mask) = &self.mask {
+            raw.mask = mask.raw();
         }
         if let Some((q, k)) = &self.lengths {
             if q.len() != k.len() || q.len() < 2 {

@@ -13,7 +13,7 @@ pub enum Dtype {
     Bf16,
     /// 8-bit floats, [`E4m3`], only in pages that the program manages.
     E4m3,
-    /// Integers of 32 bits, only in tables of pages.
+    /// Integers of 32 bits, only in tables of pages and in masks.
     I32,
     /// Integers of 64 bits, only in tables of pages.
     I64,
@@ -56,7 +56,7 @@ mod sealed {
     impl Sealed for i64 {}
 }
 
-/// What a [`Tensor`](crate::Tensor) holds: an [`Element`], [`E4m3`], or the `i32` and `i64` of tables of pages.
+/// What a [`Tensor`](crate::Tensor) holds: an [`Element`], [`E4m3`], or the `i32` and `i64` of tables and masks.
 pub trait Stored: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     /// Its name at run time.
     const DTYPE: Dtype;

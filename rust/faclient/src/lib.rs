@@ -46,7 +46,7 @@ mod request;
 mod state;
 mod step;
 
-pub use attention::Attention;
+pub use attention::{Attention, BlockMask, BlockPattern};
 pub use client::{Client, Info, Options, Stream};
 pub use element::{Bf16, Dtype, E4m3, Element, Stored, F16};
 pub use error::{errno, Error, Failed, Result};

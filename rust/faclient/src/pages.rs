@@ -1,6 +1,6 @@
 //! Attention over pages that the program manages, and copies of them.
 
-use crate::attention::{numbers, score_options, Scores};
+use crate::attention::{numbers, score_options, BlockPattern, Scores};
 use crate::client::{nanoseconds, Client, Stream};
 use crate::element::{Element, Stored};
 use crate::error::{check, Error, Failed, Result};
@@ -193,6 +193,7 @@ impl<T: Element, KV: Pages> PagesAttend<T, KV> {
             sinks: numbers(&self.scores.sinks),
             timeout_ns: nanoseconds(self.scores.timeout),
             chunk_tokens: self.scores.chunk_tokens,
+            pattern: BlockPattern::raw(&self.scores.pattern),
             ..Default::default()
         };
         if let Some(prefix_lengths) = &self.prefix_lengths {

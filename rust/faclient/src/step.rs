@@ -1,6 +1,6 @@
 //! Steps: one pass of a model over new tokens of some sequences.
 
-use crate::attention::{check_prefixes, numbers, score_options, Scores};
+use crate::attention::{check_prefixes, numbers, score_options, BlockPattern, Scores};
 use crate::client::{nanoseconds, Client, Stream};
 use crate::element::Element;
 use crate::error::{check, Error, Failed, Result};
@@ -420,6 +420,7 @@ impl<T: Element> Attend<T> {
             positions,
             timeout_ns: nanoseconds(self.scores.timeout),
             chunk_tokens: self.scores.chunk_tokens,
+            pattern: BlockPattern::raw(&self.scores.pattern),
             prefix_lengths: numbers(&self.prefix_lengths),
             ..Default::default()
         })
