@@ -361,7 +361,7 @@ static void test_hopper(void **state)
 	other.cu_seqlens_q = other.cu_seqlens_k = lengths;
 	assert_false(is_for_hopper(&other));
 	other = params;
-	other.q.data = (char *)other.q.data + 2;
+	other.q.data = (void *)(uintptr_t)2;
 	assert_false(is_for_hopper(&other));
 
 	other = params;
