@@ -135,6 +135,8 @@ const char *fa_fake_paged_maps_wrong(const struct fa_cuda_paged_kernel *kernel,
 	    !map_is_of(q, &args->attention.q, rows_q, kernel->rows_q / rows_q,
 	               args->attention.head_dim, (int64_t)q->dims[1], args->attention.heads, 1))
 		return "the map of q";
+	if (latent && !kernel->maps) /* it loads codes */
+		return NULL;
 	if (args->box_keys <= 0 || page % args->box_keys || keys % args->box_keys)
 		return "boxes";
 	for (int i = FA_CUDA_MAP_K; i <= (latent ? FA_CUDA_MAP_K : FA_CUDA_MAP_V); ++i) {
