@@ -64,7 +64,8 @@ struct fa_vulkan_attend {
 	int64_t pattern_local, pattern_stride, pattern_step, pattern_first;
 	int64_t block_rows, block_keys;
 	uint64_t blocks; /* of a KV head, if there are no sequences */
-	/* Of keys that are split: [tile][row][split] sums of V, and the maximum and the sum of weights. */
+	/* Of keys that are split: [tile][row][split] sums of V, and the maximum and the sum of weights, which is -1
+	 * where there is no such row. */
 	uint64_t parts, part_sums;
 	uint32_t batch, kv_heads, group;
 	uint32_t head_dim, head_dim_v;

@@ -17,7 +17,9 @@ layout(local_size_x = LANES) in;
 
 #include "rows.glsl"
 
-shared float s_max[FA_VULKAN_SPLITS_MAX], s_sum[FA_VULKAN_SPLITS_MAX];
+shared float s_max[FA_VULKAN_SPLITS_MAX];
+shared float s_sum[FA_VULKAN_SPLITS_MAX]; /* -1: the part was not stored */
+shared bool s_stop;
 
 void main()
 {
@@ -36,8 +38,15 @@ void main()
 	for (uint s = lane; s < splits; s += LANES) {
 		s_max[s] = Float(A.part_sums + 8 * (place + s)).x;
 		s_sum[s] = Float(A.part_sums + 8 * (place + s) + 4).x;
+		if (s_sum[s] < 0)
+			s_max[s] = -INF;
 	}
+	/* A part that was stopped has stored nothing, and its memory may hold another request's. */
+	if (lane == 0)
+		s_stop = VolatileWord(A.stop).x != 0;
 	barrier();
+	if (s_stop)
+		return;
 
 	const uint64_t n_rows = uint64_t(s_sequence.n_q) * A.group;
 	const uint64_t blocks = A.sequences == 0 ? A.blocks : (n_rows + ROWS - 1) / ROWS;
@@ -51,8 +60,11 @@ void main()
 
 	for (uint s = 0; s < splits; s++)
 		highest = s_max[s] > highest ? s_max[s] : highest;
-	for (uint s = 0; s < splits; s++)
-		total += s_sum[s] * (s_max[s] == highest ? 1 : exp_shifted(s_max[s] - highest, 0));
+	for (uint s = 0; s < splits; s++) {
+		if (!(s_sum[s] < 0))
+			total += s_sum[s] *
+			         (s_max[s] == highest ? 1 : exp_shifted(s_max[s] - highest, 0));
+	}
 
 	const int64_t at = s_sequence.q_begin + int64_t(row / group);
 	const uint head = kv_head * group + uint(row % group);
@@ -65,8 +77,9 @@ void main()
 			float x[AT_ONCE];
 
 			[[unroll]] for (uint i = 0; i < AT_ONCE; i++)
-				x[i] = first + i < splits ? Float(A.parts + 4 * ((place + first + i) * DIM + c)).x
-				                          : 0;
+				x[i] = first + i < splits && !(s_sum[first + i] < 0)
+				               ? Float(A.parts + 4 * ((place + first + i) * DIM + c)).x
+				               : 0;
 			[[unroll]] for (uint i = 0; i < AT_ONCE; i++) {
 				const uint s = min(first + i, splits - 1);
 

@@ -107,6 +107,9 @@ void main()
 	const uint64_t first_row = rest % blocks * ROWS;
 	const uint rows = uint(min(uint64_t(ROWS), n_rows - min(n_rows, first_row)));
 
+	/* Memory of parts may hold another request's, and combine.comp may find more rows, which a client can write. */
+	if (SPLIT && lane >= rows && lane < ROWS)
+		Float(A.part_sums + 8 * ((tile * ROWS + lane) * splits + split) + 4).x = -1;
 	if (rows == 0)
 		return;
 	for (uint i = lane; i < ROWS * DIM / 4; i += LANES) {

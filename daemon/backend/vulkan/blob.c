@@ -52,20 +52,40 @@ static struct fa_vk_slab *slab_new(struct fa_device *device, enum fa_vk_memory_k
 	return slab_free(device, slab);
 }
 
-/* Frees blobs that are kept and have an allocation of their own. */
+/* Frees kept blobs in allocations that no other blob uses. */
+static void free_blobs(struct fa_device *device, struct fa_vk_blob **list)
+{
+	while (*list) {
+		struct fa_vk_blob *blob = *list;
+
+		if (blob->slab->n_blobs) {
+			list = &blob->next;
+			continue;
+		}
+		*list = blob->next;
+		if (!blob->shares_slab)
+			slab_free(device, blob->slab);
+		free(blob);
+	}
+}
+
+/* Frees allocations that no blob uses. */
 static void free_kept(struct fa_device *device)
 {
 	for (int kind = 0; kind < _FA_VK_MEMORY_N; kind++) {
-		for (int i = 0; i < FA_VK_BLOB_SIZES; i++) {
-			struct fa_vk_blob **list = &device->blobs[kind][i];
+		struct fa_vk_slab **list = &device->slabs[kind];
 
-			while (*list && (*list)->own) {
-				struct fa_vk_blob *blob = *list;
+		for (int i = 0; i < FA_VK_BLOB_SIZES; i++)
+			free_blobs(device, &device->blobs[kind][i]);
+		while (*list) {
+			struct fa_vk_slab *slab = *list;
 
-				*list = blob->next;
-				slab_free(device, blob->own);
-				free(blob);
+			if (slab->n_blobs) {
+				list = &slab->next;
+				continue;
 			}
+			*list = slab->next;
+			slab_free(device, slab);
 		}
 	}
 }
@@ -73,22 +93,6 @@ static void free_kept(struct fa_device *device)
 void fa_vk_blobs_close(struct fa_device *device)
 {
 	free_kept(device);
-	for (int kind = 0; kind < _FA_VK_MEMORY_N; kind++) {
-		for (int i = 0; i < FA_VK_BLOB_SIZES; i++) {
-			while (device->blobs[kind][i]) {
-				struct fa_vk_blob *blob = device->blobs[kind][i];
-
-				device->blobs[kind][i] = blob->next;
-				free(blob);
-			}
-		}
-		while (device->slabs[kind]) {
-			struct fa_vk_slab *slab = device->slabs[kind];
-
-			device->slabs[kind] = slab->next;
-			slab_free(device, slab);
-		}
-	}
 }
 
 /* Returns the slab in which a blob of @bytes has room, or NULL. */
@@ -125,6 +129,7 @@ int fa_vk_blob_new(struct fa_device *device, enum fa_vk_memory_kind kind, uint64
 	if (device->blobs[kind][size]) {
 		blob = device->blobs[kind][size];
 		device->blobs[kind][size] = blob->next;
+		blob->slab->n_blobs++;
 		*ret_blob = blob;
 		return 0;
 	}
@@ -142,13 +147,16 @@ int fa_vk_blob_new(struct fa_device *device, enum fa_vk_memory_kind kind, uint64
 	if (!blob)
 		return fa_fail(error, -ENOMEM, "no memory for a request");
 	if (bytes > SHARED_BYTES_MAX)
-		slab = blob->own = slab_new(device, kind, bytes, error);
+		slab = slab_new(device, kind, bytes, error);
 	else
 		slab = find_slab(device, kind, bytes, error);
 	if (!slab) {
 		free(blob);
 		return -ENOMEM;
 	}
+	blob->slab = slab;
+	blob->shares_slab = bytes <= SHARED_BYTES_MAX;
+	slab->n_blobs++;
 	blob->kind = kind;
 	blob->size = size;
 	blob->bytes = bytes;
@@ -165,6 +173,7 @@ struct fa_vk_blob *fa_vk_blob_free(struct fa_device *device, struct fa_vk_blob *
 {
 	if (!blob)
 		return NULL;
+	blob->slab->n_blobs--;
 	blob->next = device->blobs[blob->kind][blob->size];
 	device->blobs[blob->kind][blob->size] = blob;
 	return NULL;

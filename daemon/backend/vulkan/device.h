@@ -21,7 +21,8 @@ enum fa_vk_memory_kind {
 
 /* An allocation: one blob, or many small ones. */
 struct fa_vk_slab {
-	struct fa_vk_slab *next;
+	struct fa_vk_slab *next; /* of shared ones */
+	uint32_t n_blobs;        /* that are not kept */
 	VkBuffer buffer;
 	VkDeviceMemory memory;
 	char *host; /* NULL: not mapped */
@@ -31,7 +32,8 @@ struct fa_vk_slab {
 /* See blob.h. */
 struct fa_vk_blob {
 	struct fa_vk_blob *next; /* while it is kept */
-	struct fa_vk_slab *own;  /* NULL: it shares a slab */
+	struct fa_vk_slab *slab;
+	bool shares_slab;
 	VkBuffer buffer;
 	uint64_t offset; /* in the buffer */
 	char *host;      /* NULL: FA_VK_MEMORY_DEVICE */

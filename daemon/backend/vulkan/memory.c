@@ -57,7 +57,9 @@ static VkResult allocate(struct fa_device *device, const struct fa_vk_memory_wan
 	VkResult result = VK_ERROR_FEATURE_NOT_PRESENT;
 	uint32_t heap, tried = UINT32_MAX;
 
-	for (int i = 0; i < 2 && result != VK_SUCCESS; i++) {
+	/* What is exported is imported as the same type of memory. */
+	for (int i = 0; i < (want->exported || want->fd >= 0 ? 1 : 2) && result != VK_SUCCESS;
+	     i++) {
 		memory.memoryTypeIndex = find_type(device, allowed, wanted[want->kind][i]);
 		if (memory.memoryTypeIndex == UINT32_MAX || memory.memoryTypeIndex == tried)
 			continue;

@@ -137,7 +137,7 @@ static int add_exported(struct fa_device *device, uint32_t chunk, struct fa_erro
 	return 0;
 }
 
-/* Adopts a chunk in the device's memory. -EINVAL: @fd is none. */
+/* Adopts a chunk in the device's memory. -EINVAL: @fd is none. Other errors say nothing about the chunk. */
 static int adopt_exported(struct fa_device *device, uint32_t chunk, int fd, struct fa_error *error)
 {
 	_fa_cleanup_(fa_close_fdp) int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
@@ -148,7 +148,8 @@ static int adopt_exported(struct fa_device *device, uint32_t chunk, int fd, stru
 	result = make_chunk(device, chunk, &copy);
 	if (result == VK_SUCCESS)
 		return 0;
-	if (result == VK_ERROR_OUT_OF_HOST_MEMORY || result == VK_ERROR_DEVICE_LOST)
+	if (result == VK_ERROR_OUT_OF_HOST_MEMORY || result == VK_ERROR_OUT_OF_DEVICE_MEMORY ||
+	    result == VK_ERROR_TOO_MANY_OBJECTS || result == VK_ERROR_DEVICE_LOST)
 		return fa_vk_fail(device, error, result, "a chunk cannot be adopted");
 	return fa_fail(error, -EINVAL,
 	               "what was kept of chunk %" PRIu32 " is no memory of this device (%s)", chunk,
@@ -181,15 +182,17 @@ int fa_vk_pool_chunk_add(struct fa_device *device, uint32_t chunk, struct fa_err
 int fa_vk_pool_chunk_adopt(struct fa_device *device, uint32_t chunk, int fd, struct fa_error *error)
 {
 	uint64_t size;
-	int seals, r;
+	int seals, exported = 0, r;
 
 	if (device->exports_memory) {
-		r = adopt_exported(device, chunk, fd, error);
+		exported = adopt_exported(device, chunk, fd, error);
 		/* A process that did not export may have left memory of the host. */
-		if (r != -EINVAL || fcntl(fd, F_GET_SEALS) < 0)
-			return r;
+		if ((exported != -EINVAL && exported != -ENOMEM) || fcntl(fd, F_GET_SEALS) < 0)
+			return exported;
 	}
 	r = fa_memfd_check(fd, 0, device->pool.chunk_bytes, error, &size, &seals);
+	if (r < 0 && exported == -ENOMEM)
+		return exported;
 	if (r < 0)
 		return r == -ENOTSUP ? -EINVAL : r;
 	r = import_chunk(device, chunk, fd, error);

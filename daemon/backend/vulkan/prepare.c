@@ -122,6 +122,7 @@ static int prepare(struct fa_device *device, struct fa_device_work *work, uint64
 		                   &prepared->parts);
 		if (r < 0)
 			return r;
+		work->host_bytes += prepared->parts->bytes;
 	}
 	writer = (struct fa_vulkan_writer){
 		.host = prepared->blob->host + STOP_BYTES,
