@@ -2,6 +2,7 @@
  * The memory that requests of all clients use one after another: what one leaves there no other sees, and it can
  * be had again.
  */
+#include "common/clock.h"
 #include "daemon/backend/vulkan/blob.h"
 #include "daemon/backend/vulkan/queue.h"
 
@@ -286,6 +287,21 @@ static void test_no_room_for_chunks(void **state)
 	close(fds[1]);
 }
 
+/* A GPU may still write to the pool when the next process adopts it; a processor ends with its process. */
+static void test_lingers(void **state)
+{
+	const bool is_gpu = scene.device->is_gpu;
+	struct fa_device_info info;
+
+	scene.device->is_gpu = true;
+	ops->describe(scene.device, &info);
+	assert_true(info.linger_ns >= 100 * FA_NS_PER_MS);
+	scene.device->is_gpu = false;
+	ops->describe(scene.device, &info);
+	assert_int_equal(info.linger_ns, 0);
+	scene.device->is_gpu = is_gpu;
+}
+
 static int set_up(void **state)
 {
 	const struct fa_device_config config = { .notify = on_notify };
@@ -330,6 +346,7 @@ int main(void)
 		cmocka_unit_test(test_counted),
 		cmocka_unit_test(test_room_again),
 		cmocka_unit_test(test_no_room_for_chunks),
+		cmocka_unit_test(test_lingers),
 	};
 
 	return cmocka_run_group_tests(tests, set_up, tear_down);

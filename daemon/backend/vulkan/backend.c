@@ -16,6 +16,8 @@
 
 /* How many works of a queue may be outstanding: enough to last while the engine wakes up. */
 #define DEPTH 8
+/* How long a GPU may go on with a killed process's part. */
+#define LINGER_NS (FA_NS_PER_SEC / 2)
 
 static struct fa_device *vk_close(struct fa_device *device)
 {
@@ -72,6 +74,7 @@ static void vk_describe(struct fa_device *device, struct fa_device_info *ret_inf
 		.backend = "vulkan",
 		.depth = DEPTH,
 		.polled = device->is_gpu, /* which costs less time than waking the engine */
+		.linger_ns = device->is_gpu ? LINGER_NS : 0,
 	};
 	char kernels[80] = "scalar kernels";
 
