@@ -252,6 +252,23 @@ def test_compiled(client, family, backend):
         assert agree(expected, generate(model, ids, mask, n=20), 2) == 0
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_documents(client, family):
+    """Several documents in a row, which position_ids tell, do not see one another."""
+    model = families.model(family)
+    ids, _ = prompt(n=100)
+    lengths = [[1, 40, 59], [100, 0, 0]]
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths]).to(ids.device)
+    with torch.no_grad():
+        expected = model(ids, position_ids=positions, use_cache=False).logits
+        joined = model(ids, use_cache=False).logits
+        model.set_attn_implementation("fad")
+        got = model(ids, position_ids=positions, use_cache=False).logits
+    limit = TOLERANCE * float(expected.max() - expected.min())
+    assert float((expected - joined).abs().max()) > 1000 * limit
+    assert float((got - expected).abs().max()) <= limit
+
+
 def test_sampling(client):
     model = families.model("llama")
     ids, mask = prompt()

@@ -52,6 +52,9 @@ def register(name: str = "fad") -> None:
 def _attention_mask(*arguments, **options):
     mask = options.get("attention_mask")
     if not torch.compiler.is_compiling():
+        documents = _documents(options.get("mask_function"))
+        if documents is not None:
+            return (documents + 1)[:, None, None]
         _refuse_blocks(options.get("mask_function"), options.get("q_length", 0))
     if mask is None or not torch.compiler.is_compiling():
         mask = flash_attention_mask(*arguments, **options)
@@ -63,6 +66,21 @@ def _attention_mask(*arguments, **options):
         mask = _hide_earlier_chunks(chunk, mask, **options)
     # Models may slice rows of queries.
     return None if mask is None else mask[:, None, None]
+
+
+def _documents(function):
+    """The number of each token's document, [batch, tokens], where position_ids pack several documents
+    into a row; else None. Transformers tells a mask by a function, and not what that was made of."""
+    if getattr(function, "__qualname__", "").startswith("packed_sequence_mask_function."):
+        return next(cell.cell_contents for cell in function.__closure__
+                    if isinstance(cell.cell_contents, torch.Tensor))
+    for cell in getattr(function, "__closure__", None) or ():
+        parts = cell.cell_contents
+        for part in parts if isinstance(parts, (tuple, list)) else (parts,):
+            found = _documents(part) if callable(part) else None
+            if found is not None:
+                return found
+    return None
 
 
 def _refuse_blocks(function, rows):
@@ -150,10 +168,11 @@ _numbers = itertools.count(1)
 
 class _Traced:
     """The layer whose keys the cache was given last, while torch.compile traces a model. With MLA
-    also the latents and rotated keys."""
+    also the latents and rotated keys. Both are there from the start: a graph depends on that."""
 
-    layer: _Layer | None = None
-    latents: tuple[torch.Tensor, torch.Tensor] | None = None
+    def __init__(self) -> None:
+        self.layer: _Layer | None = None
+        self.latents: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 _traced = _Traced()
@@ -611,6 +630,14 @@ def _plain(query, key, value, mask, options):
         raise NotImplementedError(f"an attention mask has {mask.dim()} dimensions; fad takes "
                                   "causal masks, windows and padding only")
     out = q.new_zeros((*q.shape[:3], v.shape[3]))
+    if mask.dtype == torch.int64 and mask.max() > 1:  # the numbers of documents, from 1
+        for i, row in enumerate(mask):
+            end = 0
+            for n in row.unique_consecutive(return_counts=True)[1].tolist():
+                at, end = end, end + n
+                out[i, at:end] = _torch.client().attention(
+                    q[i:i + 1, at:end], k[i:i + 1, at:end], v[i:i + 1, at:end], **options)[0]
+        return out
     valid = mask[:, -k.shape[1]:].bool()
     for i, row in enumerate(valid):
         rows = row[-q.shape[1]:]
@@ -707,7 +734,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         warnings.warn("fad returns no attention weights", stacklevel=2)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if attention_mask is not None and attention_mask.dim() == 4 and \
-            attention_mask.shape[1:3] == (1, 1) and attention_mask.dtype == torch.bool:
+            attention_mask.shape[1:3] == (1, 1) and \
+            attention_mask.dtype in (torch.bool, torch.int64):
         attention_mask = attention_mask[:, 0, 0]
     window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else None
     if torch.compiler.is_compiling():
