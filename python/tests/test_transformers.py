@@ -407,8 +407,27 @@ def test_identity_of_adapters(client):
     assert found() == 96
     with tuned.disable_adapter():
         assert found() == 0
-    tuned.base_model.model.model.layers[1].self_attn.k_proj.set_scale("one", 0.5)
+    # A cache keeps its identity: no pass and no prefix may come from other adapters.
+    changed = "adapters are not those"
+    layer = tuned.base_model.model.model.layers[1].self_attn.k_proj
+    with tuned.disable_adapter():
+        with pytest.raises(RuntimeError, match=changed):
+            first.publish(ids[0])
+    tuned.set_adapter("two")
+    for use in (lambda: first.publish(ids[0]), lambda: first.attach(ids),
+                lambda: generate(tuned, ids, cache=first, n=2)):
+        with pytest.raises(RuntimeError, match=changed):
+            use()
+    tuned.set_adapter("one")
+    first.reset()
+    tuned.add_adapter("three", config)  # which is not active
+    tuned.requires_grad_(False)
+    generate(tuned, ids, cache=first, n=2)
+    assert first.publish(ids[0]) == 0 and first.attach(ids) == 96
+    layer.set_scale("one", 0.5)
     assert found() == 0
+    with pytest.raises(RuntimeError, match=changed):
+        first.attach(ids)
     first._cache.remove()
 
 

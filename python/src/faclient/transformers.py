@@ -14,10 +14,8 @@ Keys and values lie in the daemon; `FadCache` stores none.
 """
 from __future__ import annotations
 
-import hashlib
 import inspect
 import itertools
-import json
 import threading
 import warnings
 import weakref
@@ -31,6 +29,8 @@ from transformers.masking_utils import AttentionMaskInterface, flash_attention_m
 
 from . import errors
 from . import torch as _torch
+from ._identity import Adapters
+from ._identity import fingerprint as fingerprint
 from ._linear import Linear, decoder_of
 from ._pass import REPEATS, Pass, is_on_gpu
 from ._rows import Caches, Row, Shape, shapes_of
@@ -38,7 +38,6 @@ from .client import Client
 from .kv import Cache, Step
 
 _CROP_REMOVES = "tokens_to_remove" in inspect.signature(_Cache.crop).parameters
-_MODULUS_WORDS = 1 << 20
 
 
 def register(name: str = "fad") -> None:
@@ -116,50 +115,6 @@ def _hide_earlier_chunks(chunk, mask, *, batch_size, q_length, kv_length, kv_off
     own = before + mask.cumsum(1) - 1
     first = before + mask[:, :-q_length].sum(1, keepdim=True)  # of the new tokens
     return mask & (own >= first // chunk * chunk)
-
-
-def _adapters(model):
-    """What PEFT's adapters change beside their weights: texts."""
-    for name, settings in sorted((getattr(model, "peft_config", None) or {}).items()):
-        known = settings.to_dict() if hasattr(settings, "to_dict") else vars(settings)
-        known = {key: sorted(value, key=str) if isinstance(value, set) else value for key, value in known.items()
-                 if key not in ("base_model_name_or_path", "revision", "inference_mode", "peft_version")}
-        yield f"adapter {name} {json.dumps(known, sort_keys=True, default=str)}"
-    for name, module in model.named_modules():
-        active = getattr(module, "active_adapters", None)
-        if isinstance(active, (list, tuple)):  # a layer of PEFT's; of whole models it is a method
-            yield (f"layer {name} {list(active)} {getattr(module, 'disable_adapters', None)} "
-                   f"{getattr(module, 'merged_adapters', None)} {getattr(module, 'scaling', None)}")
-
-
-def fingerprint(model: Any) -> bytes:
-    """32 bytes that differ for models that compute different keys and values: from the
-    configuration, the adapters (which, how they are set, and which are active) and every bit of the weights."""
-    digest = hashlib.sha256()
-    config = {key: value for key, value in model.config.to_dict().items()
-              if not key.startswith("_") and key not in ("transformers_version", "use_cache")}
-    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-    for text in _adapters(model):
-        digest.update(text.encode())
-    generator = torch.Generator().manual_seed(0x6661)
-    odd = torch.randint(-2**62, 2**62, (_MODULUS_WORDS,), generator=generator) | 1
-    seen = set()
-    for key, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        where = (tensor.data_ptr(), tensor.numel(), tensor.stride())
-        digest.update(f"{key} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        if where in seen:  # tied weights
-            continue
-        seen.add(where)
-        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        pad = -data.numel() % 8
-        if pad:
-            data = torch.nn.functional.pad(data, (0, pad))
-        words, factors = data.view(torch.int64), odd.to(data.device)
-        for chunk in words.split(_MODULUS_WORDS):
-            # Wraps around, and is the same on every device.
-            value = (chunk * factors[:chunk.numel()]).sum()
-            digest.update(int(value).to_bytes(8, "little", signed=True))
-    return digest.digest()
 
 
 _caches: weakref.WeakValueDictionary[int, FadCache] = weakref.WeakValueDictionary()
@@ -287,6 +242,7 @@ class FadCache(_Cache):
         # The model's dtype, because model.to(torch.bfloat16) does not change the configuration's.
         self._dtype = model.dtype
         self.identity = fingerprint(model)
+        self._adapters = Adapters(model)
         self.device = model.device
         self.tokens = 0
         self._name = name and f"{name[:40]}-{self.identity.hex()[:16]}"
@@ -495,6 +451,7 @@ class FadCache(_Cache):
         All rows end at the same column: that of the row of which the least is known. The last token
         is never taken: a model must run at least one.
         """
+        self._adapters.check()
         tokens = torch.as_tensor(tokens).cpu()
         tokens = tokens[None] if tokens.dim() == 1 else tokens
         mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else \
@@ -536,6 +493,7 @@ class FadCache(_Cache):
         """Publishes a row's pages. tokens: the row from its beginning, as generate() took or
         returned it, with its padding; what is beyond the cache is ignored. Returns the number of
         newly published pages."""
+        self._adapters.check()
         self._settle()
         tokens = torch.as_tensor(tokens).reshape(-1)[:self.tokens]
         if self._valid is not None:
@@ -548,6 +506,7 @@ class FadCache(_Cache):
         """Remembers a layer's new keys and values, which its attention appends."""
         if index == 0 or self._pass is None:
             self._end_pass()
+            self._adapters.check()
             self._pass = Pass(self, key.shape[0], key.shape[2])
         if self._pass.waiting is not None:
             raise RuntimeError(
