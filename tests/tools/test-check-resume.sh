@@ -102,22 +102,27 @@ check 0 "$all" 3 5 --resume --draw 2
 touch new
 check 0 "$all" 4 6 --resume
 says "everything runs"
+git config status.showUntrackedFiles no
+check 0 "$all" 5 7 --resume
+says "everything runs"
 rm new
-check 0 "$all" 4 6 --resume
+check 0 "$all" 5 7 --resume
+CFLAGS=-g check 0 "$all" 6 8 --resume
+check 0 "$all" 6 8 --resume
 git commit -q --allow-empty -m two
 touch "$COUNTS/stray"
-check 0 "$all" 5 7 --resume
+check 0 "$all" 7 9 --resume
 says "Files changed meanwhile"
 rm "$COUNTS/stray" stray
-check 0 "$all" 5 8 --resume
-check 0 "$all" 5 8 --resume
+check 0 "$all" 7 10 --resume
+check 0 "$all" 7 10 --resume
 # A tree in another project's checkout, which does not have its files, has no commit.
 rm -rf .git
 git -C .. init -q
 echo '*' >../.git/info/exclude
 git -C .. -c user.name=test -c user.email=test@localhost commit -q --allow-empty -m other
-check 0 "$all" 6 9
-check 0 "$all" 7 10 --resume
+check 0 "$all" 8 11
+check 0 "$all" 9 12 --resume
 says "everything runs"
 
 exit $failed
