@@ -3,5 +3,6 @@
 
 #include <sys/types.h>
 
+/* Remembers the daemon @pid, if it is a child of this process. */
 void fa_adopted_add(pid_t pid);
 void fa_adopted_reap(void);

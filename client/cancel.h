@@ -19,7 +19,7 @@ static inline void fa_cancel_restore(int *before)
 	(void)pthread_setcancelstate(*before, NULL);
 }
 
-/* Begins public functions that may lock, wait or allocate. A cancellation takes effect at the
+/* Begins every public function that may lock, wait or allocate. A cancellation takes effect at the
  * thread's next cancellation point after the call. */
 #define fa_uncancelled()                                                                           \
 	_fa_cleanup_(fa_cancel_restore) __attribute__((unused)) int _fa_before = fa_cancel_disable()

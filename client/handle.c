@@ -127,7 +127,7 @@ void *fa_handle_take(enum fa_handle_kind kind, const void *handle)
 	return object;
 }
 
-/* When the library is unloaded, unless the program still has handles. */
+/* Frees the table when the library is unloaded, unless the program still has handles. */
 static __attribute__((destructor)) void unload(void)
 {
 	if (atomic_load(&table.live))

@@ -60,12 +60,13 @@ uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_by
 
 void fa_config_deinit(struct fa_config *config);
 
+/* More faults of a file are not reported. */
 #define FA_CONFIG_FAULTS_MAX 100
 
 typedef void fa_config_fault_fn(void *userdata, const struct fa_error *fault);
 
-/* Reads the file over @config, and reports its faults. -EINVAL: there are some. Other errors set
- * @error. */
+/* Reads the file over @config, and reports its faults in the order of lines. -EINVAL: there are some.
+ * Other errors set @error. */
 int fa_config_check(struct fa_config *config, const char *path, fa_config_fault_fn *report,
                     void *userdata, struct fa_error *error);
 

@@ -13,6 +13,7 @@ struct fa_usage_times {
 	uint64_t n[FA_USAGE_LATENCY_BUCKETS];
 };
 
+/* All fields are of uint64_t: fa_usage_add() adds them as an array. */
 struct fa_usage {
 	uint64_t finished;            /* with any result */
 	uint64_t cancelled;           /* with -ECANCELED */

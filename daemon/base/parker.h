@@ -1,13 +1,14 @@
 /*
  * How a thread waits for other threads' events: it consumes pending wake-ups, looks for events, and
- * parks if there were none. `signal` is the only shared word: a waker publishes its event,
- * exchanges the word for SIGNALLED, and makes a system call only if it was PARKED. The thread parks
- * only if it can change the word from AWAKE, so no event is missed.
- *  - With more than two processors it spins before it sleeps, as long as that has paid lately.
- *  - A watched descriptor may wake it, too, which also wakes the waker: one wake-up after the
- *    other would add their latencies. It backs off if those are in vain.
- *  - For a device that only writes words it polls: it spins as long as quick work takes, then
- *    sleeps between looks for a small fraction of the time waited so far.
+ * parks if there were none. `signal` is the only shared word: a waker exchanges it for SIGNALLED
+ * after publishing its event, and makes a system call only if it was PARKED. The thread parks only
+ * if it can change the word from AWAKE, so no event is missed.
+ *
+ * - With more than two processors it spins before it sleeps, as long as that has paid lately.
+ * - It may also wake up with a watched descriptor, which wakes the thread that will wake it: one
+ *   wake-up after the other would add their latencies. It backs off if those are in vain.
+ * - For a device that only writes words it polls: it spins as long as quick work takes, then
+ *   sleeps for a small fraction of the time waited so far between two looks.
  */
 #pragma once
 
@@ -42,6 +43,7 @@ void fa_parker_deinit(struct fa_parker *parker);
  * thread. */
 int fa_parker_watch_fd(struct fa_parker *parker, int fd);
 
+/* Any thread may call. */
 void fa_parker_wake(struct fa_parker *parker);
 
 /* An event is about to come: a sleeping thread wakes up and spins. Any thread. */
@@ -55,17 +57,20 @@ bool fa_parker_is_woken(const struct fa_parker *parker);
 /* Spins, then sleeps. Returns with a wake-up pending, at @until_ns, or for no reason. */
 void fa_parker_park(struct fa_parker *parker, uint64_t until_ns);
 
+/* Like fa_parker_park(), but does not spin. */
 void fa_parker_sleep(struct fa_parker *parker, uint64_t until_ns);
 
 void fa_parker_relax(const struct fa_parker *parker);
 
 /* ---- polling */
 
+/* Call it when work was started. */
 void fa_parker_poll_begin(struct fa_parker *parker);
 /* Work is urgent and likely quick: the thread polls without sleeping, however slow work was
  * lately. */
 void fa_parker_poll_urgent(struct fa_parker *parker);
 
+/* Call it when work has finished. */
 void fa_parker_poll_hit(struct fa_parker *parker);
 
 /* Returns how long to sleep before the next look; 0: not at all. */

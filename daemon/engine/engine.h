@@ -125,7 +125,7 @@ void *fa_stream_owner(struct fa_stream *stream);
  * client sees it finished. */
 void fa_engine_submit(struct fa_engine *engine, struct fa_job *job);
 
-/* Jobs will follow: wakes a sleeping engine thread. */
+/* Call it if jobs will follow: wakes a sleeping engine thread. */
 void fa_engine_prewake(struct fa_engine *engine);
 
 /* A batch's jobs reach the engine together, or a few at a time. */

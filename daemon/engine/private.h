@@ -180,7 +180,7 @@ void *fa_engine_thread(void *userdata);
 /* With state_mutex. */
 void fa_engine_drain_inbox(struct fa_engine *engine);
 
-/* Returns true if an iteration is needed. With state_mutex. */
+/* Finishes and delivers a confirmed job. Returns true if an iteration is needed. With state_mutex. */
 bool fa_engine_finish_confirmed(struct fa_engine *engine, struct fa_job *job);
 
 /* With state_mutex. */
@@ -199,7 +199,7 @@ void fa_stream_update(struct fa_stream *stream);
 /* True if it waits for gates and the device is not lost. */
 bool fa_job_is_gated(const struct fa_job *job);
 
-/* The loop thread has released or confirmed the job. */
+/* Call it after the loop thread has released or confirmed the job. */
 void fa_job_answered(struct fa_job *job);
 
 /* Does nothing if the job is settled. */
@@ -212,7 +212,8 @@ static inline bool fa_engine_can_launch(const struct fa_engine *engine)
 	return !fa_list_empty(&engine->ready_lanes);
 }
 
-/* Only if fa_engine_can_launch(). Returns 0 if the device refused. */
+/* Launches the next lane's next stream. Call it if fa_engine_can_launch(). Returns 0 if the device
+ * refused. */
 int fa_engine_launch_next(struct fa_engine *engine);
 
 /* Launches as many as the device takes. Call it after each reap(). */

@@ -95,7 +95,7 @@ void fa_kv_step_request_refused(struct fa_request *request);
 #define FA_KV_STATE_LAYER ((uint32_t)1 << 31)
 
 const struct fa_kv_group *fa_kv_step_group(const struct fa_kv_step *step, uint32_t entry);
-/* A request writes a state of the entry's checkpoint. */
+/* Call it when a request writes a state of the entry's checkpoint. */
 void fa_kv_step_state_written(struct fa_kv_step *step, uint32_t entry, uint32_t state);
 /* -EINVAL: a state of some checkpoint was not written. */
 int fa_kv_step_check_states(const struct fa_kv_step *step, struct fa_error *error);

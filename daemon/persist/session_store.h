@@ -62,7 +62,7 @@ void fa_session_store_start_grace(struct fa_session_store *store, uint64_t now_n
 
 uint64_t fa_session_store_last_number(const struct fa_session_store *store);
 
-/* FA_SESSION_STORE_NONE: the store is full. */
+/* Returns FA_SESSION_STORE_NONE if the store is full. */
 uint32_t fa_session_store_add(struct fa_session_store *store, uint64_t number, uint32_t uid,
                               const struct fa_wire_secret *secret);
 /* @record may be FA_SESSION_STORE_NONE. */

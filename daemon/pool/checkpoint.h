@@ -49,8 +49,9 @@ void fa_checkpoint_put_list(struct fa_pool *pool, struct fa_pool_sequence *seque
 struct fa_pool_checkpoint *fa_checkpoint_push(struct fa_pool *pool,
                                               struct fa_pool_sequence *sequence,
                                               struct fa_pool_checkpoint *checkpoint);
+/* Removes checkpoints behind @length. */
 struct fa_pool_checkpoint *fa_checkpoint_cut(struct fa_pool_sequence *sequence, uint64_t length);
-/* After the commit, call fa_checkpoint_seal(). */
+/* Removes checkpoints before @first. After the commit, call fa_checkpoint_seal(). */
 struct fa_pool_checkpoint *fa_checkpoint_drop(struct fa_pool_sequence *sequence, uint64_t first);
 void fa_checkpoint_seal(struct fa_pool *pool, const struct fa_pool_sequence *sequence);
 

@@ -98,7 +98,7 @@ int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t 
 /* False: no chunk was empty since @since_ns. */
 bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_t *ret_chunk);
 
-/* A step lacks free pages: adds a chunk or returns false. May be NULL. */
+/* Called for a step that lacks free pages: adds a chunk or returns false. May be NULL. */
 typedef bool fa_pool_grow_fn(void *userdata);
 void fa_pool_set_grow(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdata);
 

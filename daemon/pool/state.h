@@ -26,7 +26,7 @@
 
 #define FA_STATE_CACHES 256u
 #define FA_STATE_TENANTS 4096u
-#define FA_STATE_NAME_BYTES 64
+#define FA_STATE_NAME_BYTES 64 /* with the terminating zero */
 #define FA_STATE_CGROUP_BYTES 512
 #define FA_STATE_HASH_BYTES 32
 #define FA_STATE_SECRET_BYTES 32

@@ -38,7 +38,7 @@ void fa_accept_poll(struct fa_server *server);
  * it was consumed. */
 bool fa_accept_again(struct fa_server *server, int fd, bool last);
 
-/* A descriptor was closed. */
+/* Call it when a descriptor was closed. */
 void fa_accept_refill_reserve(struct fa_server *server);
 
 /* The oldest session without Hello has changed. */

@@ -27,10 +27,10 @@ CUresult fa_cuda_preempt_launch(struct fa_device *device, struct fa_cuda_stream 
                                 size_t args_bytes, const struct fa_cuda_maps *maps);
 /* Requests stops if @stream, about to get a work, has high priority. */
 void fa_cuda_preempt_request(struct fa_device *device, const struct fa_cuda_stream *stream);
-/* The works ahead of @work have ended. */
+/* Call it when the works ahead of @work have ended. */
 void fa_cuda_preempt_reached_head(struct fa_cuda_stream *stream, const struct fa_device_work *work,
                                   uint64_t now_ns);
-/* The stream's preemptible launch was cancelled. */
+/* Call it when the stream's preemptible launch was cancelled. */
 void fa_cuda_preempt_cancel(struct fa_device *device, struct fa_cuda_stream *stream);
 bool fa_cuda_preempt_stopped(struct fa_device *device, struct fa_cuda_stream *stream);
 void fa_cuda_preempt_end(struct fa_device *device, struct fa_cuda_stream *stream);

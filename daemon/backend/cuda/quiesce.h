@@ -54,7 +54,7 @@ uint64_t fa_cuda_quiesce_nonpreemptible_begin(struct fa_cuda_quiesce *quiesce,
                                               uint64_t nonpreemptible_ns);
 /* With long_end(). @until_ns: expected end of the other nonpreemptible works. */
 void fa_cuda_quiesce_nonpreemptible_end(struct fa_cuda_quiesce *quiesce, uint64_t until_ns);
-/* A work that could not begin was cancelled. */
+/* Call it when the work that could not begin was cancelled. */
 void fa_cuda_quiesce_forget_held(struct fa_cuda_quiesce *quiesce);
 /* Returns true if workers wait for preemptible works alone. */
 bool fa_cuda_quiesce_wants_preemption(const struct fa_cuda_quiesce *quiesce);

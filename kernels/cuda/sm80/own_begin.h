@@ -57,7 +57,7 @@ fa_own_scan(struct fa_own_sums own, struct fa_own_sums &total, struct fa_own_sum
 	return before;
 }
 
-/* Returns the last of @n items that does not begin after @tile. */
+/* Returns the last of @n items, ascending by tile, that does not begin after @tile. */
 __device__ __forceinline__ uint32_t fa_own_find(const struct fa_cuda_paged_item *items, uint32_t n,
                                                 uint32_t tile)
 {
