@@ -55,6 +55,14 @@ static void judge_kernel(const struct paged_problem *problem, const struct fa_cu
 	/* A step without new tokens has no decode. */
 	if (!plan->decode)
 		return;
+	if (plan->decode->kind == FA_CUDA_PAGED_LATENT) {
+		if (problem->spec.head_dim != 576 || problem->spec.head_dim_v != 512 ||
+		    !problem->spec.v_in_k || problem->spec.store != FA_PAGED_E4M3 ||
+		    chip->arch != 90)
+			paged_fail("%s: %s computes MLA only", paged_describe(problem),
+			           plan->decode->symbol);
+		return;
+	}
 	if (fa_cuda_paged_kernel_is_special(plan->decode) != special)
 		paged_fail("%s: %s is not what should compute it", paged_describe(problem),
 		           plan->decode->symbol);
@@ -70,12 +78,13 @@ static void run_on(struct paged_device *device, struct paged_problem *problem,
 	void *once = malloc(problem->out_bytes + 1);
 	struct paged_gpu_plan plan = { .blob = 0 };
 	char by[128];
-	bool same, wide;
+	bool same, rounds_keys;
 
 	if (paged_gpu_plan(paged_device_gpu, chip, &device->request, &plan) < 0)
 		paged_fail("%s: no plan", paged_describe(problem));
 	judge_kernel(problem, chip, &plan.plan);
-	wide = plan.plan.wide_rows > 0;
+	rounds_keys = plan.plan.wide_rows > 0 ||
+	              (plan.plan.decode && plan.plan.decode->kind == FA_CUDA_PAGED_LATENT);
 	snprintf(by, sizeof(by), "%s, %d SMs", plan.plan.decode ? plan.plan.decode->symbol : "-",
 	         chip->sms);
 	paged_device_run(device, problem, &plan);
@@ -85,7 +94,7 @@ static void run_on(struct paged_device *device, struct paged_problem *problem,
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	if (!same)
 		paged_fail("%s on %s: two runs differ", paged_describe(problem), by);
-	paged_judge(problem, by, wide ? PAGED_ROUNDS_KEYS : PAGED_ROUNDS_WEIGHTS_FAST);
+	paged_judge(problem, by, rounds_keys ? PAGED_ROUNDS_KEYS : PAGED_ROUNDS_WEIGHTS_FAST);
 	/* paged_judge() has poisoned the result. */
 	memcpy(problem->out, once, problem->out_bytes);
 	free(once);
