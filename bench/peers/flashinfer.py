@@ -1,7 +1,8 @@
 """
 FlashInfer's kernels as contestants of bench/decode.py, from the package flashinfer-python 0.6.13
 (README.md): XQA, which TensorRT-LLM has, too, and FlashInfer's own decode, on tensor cores and on
-CUDA cores. They are compiled when they are first used, about half a minute each.
+CUDA cores; and its prefill over tensors for bench/race.py and bench/traffic.py. They are compiled
+when they are first used, about half a minute each.
 
 XQA is called through its module, as flashinfer.xqa() does it, since that would compile for int8
 sources that do not take it.
@@ -9,7 +10,8 @@ sources that do not take it.
 import functools
 
 import torch
-from flashinfer import (BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper)
+from flashinfer import (BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper,
+                        BatchPrefillWithRaggedKVCacheWrapper)
 from flashinfer.jit.xqa import gen_xqa_module
 
 WORKSPACE_BYTES = 256 << 20
@@ -113,4 +115,37 @@ def paged(cell):
             continue
         for kind in ("several",) if cell.n_new > 1 else ("tensor-cores", "cuda-cores"):
             add(f"flashinfer/{kind}-{layout}", own, cell, kind, layout, kv)
+    return found
+
+
+# ---- its prefill over tensors
+
+def tensors(cell, backend):
+    q, k, v = cell.sets[0]
+    batch, _, n_q, _ = q.shape
+    indices = lambda n: torch.arange(0, (batch + 1) * n, n, dtype=torch.int32, device="cuda")
+    made = BatchPrefillWithRaggedKVCacheWrapper(workspace("tensors"), "NHD", backend=backend)
+    made.plan(indices(n_q), indices(k.shape[2]), cell.heads, cell.kv_heads, q.shape[3],
+              head_dim_vo=v.shape[3], causal=cell.causal,
+              window_left=cell.window[0] if cell.window else -1,
+              logits_soft_cap=cell.softcap or None, sm_scale=cell.scale, q_data_type=q.dtype,
+              kv_data_type=k.dtype)
+    inputs = [[x.transpose(1, 2).flatten(0, 1) for x in one] for one in cell.sets]
+
+    def launch(i):
+        return made.run(*inputs[i]).unflatten(0, (batch, n_q)).transpose(1, 2)
+    return launch
+
+
+def contestants(cell):
+    if cell.dtype == "f32" or cell.alibi is not None or hasattr(cell, "cu_q"):
+        return {}
+    found = {}
+    for backend in ("fa2", "fa3"):
+        try:
+            found[f"flashinfer-{backend}"] = tensors(cell, backend)
+            found[f"flashinfer-{backend}"](0)
+        except Exception as error:  # its compiler's, its planner's, CUDA's
+            found.pop(f"flashinfer-{backend}", None)
+            print(f"{cell.name}: flashinfer-{backend}: {str(error)[:150]}", flush=True)
     return found
