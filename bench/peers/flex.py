@@ -1,5 +1,5 @@
 """
-PyTorch's flex_attention as a contestant of bench/race.py. It is compiled for each cell, with the
+PyTorch's flex_attention as a contestant of bench/race.py and bench/traffic.py. It is compiled for each cell, with the
 fastest of the configurations that its compiler knows, which takes up to a minute. It is the only
 peer over tensors with head dims above 256, and the only one but fad for windows, ALiBi and soft caps.
 """
@@ -18,19 +18,21 @@ def compiled(mode):
 
 
 @functools.cache
-def block_mask(causal, window, seqlen, device):
+def block_mask(causal, window, n_q, n_k, device):
     """@window: (keys to the left, keys to the right) of a row's own, or None."""
     if not causal and not window:
         return None
 
     def sees(_batch, _head, row, key):
+        own = row + n_k - n_q
         if not window:
-            return key <= row
-        return (key <= row + window[1]) & (key >= row - window[0])
-    return create_block_mask(sees, None, None, seqlen, seqlen, device=device)
+            return key <= own
+        return (key <= own + window[1]) & (key >= own - window[0])
+    return create_block_mask(sees, None, None, n_q, n_k, device=device)
 
 
-def score_mod(cell):
+def score_mod(cell, before):
+    """@before: the keys before the first row's own."""
     alibi, softcap = cell.alibi, cell.softcap
     if alibi is None and not softcap:
         return None
@@ -39,7 +41,7 @@ def score_mod(cell):
         if softcap:
             score = softcap * torch.tanh(score / softcap)
         if alibi is not None:
-            score = score - alibi[head] * (row - key).abs()
+            score = score - alibi[head] * (row + before - key).abs()
         return score
     return changed
 
@@ -47,9 +49,10 @@ def score_mod(cell):
 def contestants(cell):
     if hasattr(cell, "cu_q"):  # ragged
         return {}
-    device = cell.sets[0][0].device
-    mask = block_mask(cell.causal, cell.window, cell.seqlen, device)
-    change = score_mod(cell)
+    q, k, _ = cell.sets[0]
+    n_q, n_k = q.shape[2], k.shape[2]
+    mask = block_mask(cell.causal, cell.window, n_q, n_k, q.device)
+    change = score_mod(cell, n_k - n_q)
     found = {}
     for name, mode in MODES.items():
         def launch(i, attend=compiled(mode)):
