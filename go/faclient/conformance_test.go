@@ -18,6 +18,11 @@ type randomTensor struct {
 	Shape []int
 }
 
+type shapedNumbers struct {
+	Shape  []int
+	Values []int32
+}
+
 type cacheShape struct {
 	Name       string
 	Layers     int
@@ -43,10 +48,16 @@ type operation struct {
 	Scale, Softcap                      float32
 	AlibiSlopes                         []float32 `json:"alibi_slopes"`
 	Sinks                               []float32
-	CuSeqlensQ                          []uint32 `json:"cu_seqlens_q"`
-	CuSeqlensK                          []uint32 `json:"cu_seqlens_k"`
-	ChunkTokens                         uint64   `json:"chunk_tokens"`
-	PrefixLengths                       []uint32 `json:"prefix_lengths"`
+	CuSeqlensQ                          []uint32       `json:"cu_seqlens_q"`
+	CuSeqlensK                          []uint32       `json:"cu_seqlens_k"`
+	ChunkTokens                         uint64         `json:"chunk_tokens"`
+	PrefixLengths                       []uint32       `json:"prefix_lengths"`
+	BlockRows                           int            `json:"block_rows"`
+	BlockKeys                           int            `json:"block_keys"`
+	BlockOffsets                        *shapedNumbers `json:"block_offsets"`
+	BlockColumns                        *shapedNumbers `json:"block_columns"`
+	Mask                                *shapedNumbers
+	Pattern                             []int64
 	Layer                               int
 	Tokens                              json.RawMessage
 	Before, Expect, First               uint64
@@ -139,7 +150,17 @@ func (o *operation) scores() Scores {
 	if o.Window != nil {
 		s.Window = &Window{o.Window[0], o.Window[1]}
 	}
+	if p := o.Pattern; p != nil {
+		s.Pattern = &BlockPattern{uint32(p[0]), uint32(p[1]), uint32(p[2]), int32(p[3]), uint32(p[4])}
+	}
 	return s
+}
+
+func (n *shapedNumbers) tensor(t *testing.T, memory *Buffer) *Tensor[int32] {
+	if n == nil {
+		return nil
+	}
+	return numbers(t, memory, n.Values, n.Shape...)
 }
 
 func (r *running[T]) attention(c *Client, o *operation) error {
@@ -154,6 +175,11 @@ func (r *running[T]) attention(c *Client, o *operation) error {
 	a.K = must(r.random(memory, &k))(r.t)
 	a.V = must(r.random(memory, &v))(r.t)
 	a.Out = must(NewTensor[T](memory, o.OutShape...))(r.t)
+	a.Mask = o.Mask.tensor(r.t, memory)
+	if o.BlockRows != 0 {
+		a.Blocks = &BlockMask{Rows: o.BlockRows, Keys: o.BlockKeys,
+			Offsets: o.BlockOffsets.tensor(r.t, memory), Columns: o.BlockColumns.tensor(r.t, memory)}
+	}
 	if o.LSE != nil {
 		a.LSE = must(NewTensor[float32](memory, o.LSEShape...))(r.t)
 	}

@@ -13,7 +13,8 @@ PATH = os.environ.get("FACLIENT_CONFORMANCE") or os.path.join(
     os.path.dirname(__file__), "..", "..", "tests", "conformance", "cases.json")
 with open(PATH, encoding="utf-8") as file:
     FILE = json.load(file)
-OPTIONS = ("causal", "scale", "softcap", "sinks", "alibi_slopes", "chunk_tokens")
+OPTIONS = ("causal", "scale", "softcap", "sinks", "alibi_slopes", "chunk_tokens",
+           "pattern")
 NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
@@ -71,11 +72,20 @@ class Run:
             options["window"] = tuple(operation["window"])
         return options
 
+    def masks(self, operation):
+        found = {name: np.array(operation[name]["values"], np.int32).reshape(operation[name]["shape"])
+                 for name in ("block_offsets", "block_columns", "mask") if name in operation}
+        if "block_rows" in operation:
+            found["blocks"] = faclient.Blocks(found.pop("block_offsets"), found.pop("block_columns"),
+                                              operation["block_rows"], operation["block_keys"])
+        return found
+
     def attention(self, client, operation):
         out = np.zeros(operation["out_shape"], stored([], self.case["dtype"]).dtype)
         options = self.options(operation)
         if "prefix_lengths" in operation:
             options["prefix_lengths"] = operation["prefix_lengths"]
+        options.update(self.masks(operation))
         if "lse" in operation:
             options["lse"] = np.zeros(operation["lse_shape"], np.float32)
         if "cu_seqlens_q" in operation:

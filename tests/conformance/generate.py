@@ -53,9 +53,72 @@ class Random:
         return {"seed": self.seed, "shape": self.shape}
 
 
-def attend(q, keys, values, position, options, head=0, sequence=0):
+class Numbers:
+    """A tensor of 32-bit integers. A dimension of size 1 is shared by all sequences, or heads."""
+
+    def __init__(self, shape, values):
+        self.shape, self.values = list(shape), values
+        assert len(values) == math.prod(shape)
+
+    def list(self, *at):
+        """The innermost row at these indices."""
+        index = 0
+        for i, n in zip(at, self.shape):
+            index = index * n + (0 if n == 1 else i)
+        return self.values[index * self.shape[-1]:(index + 1) * self.shape[-1]]
+
+    def json(self):
+        return {"shape": self.shape, "values": self.values}
+
+
+def bits(*shape):
+    """Random words, [sequences, heads, rows, words]."""
+    seed = Random(*shape).seed
+    words = [sum((element(seed, 32 * i + bit) < 0) << bit for bit in range(32))
+             for i in range(math.prod(shape))]
+    return Numbers(shape, [word - 2**32 if word >= 2**31 else word for word in words])
+
+
+def blocks(rows, keys, *lists):
+    """A block-sparse mask: lists[b][h][r] are the key blocks that row block r sees."""
+    starts, columns = [], []
+    n = max(sum(map(len, of_head)) for of_batch in lists for of_head in of_batch)
+    for of_head in (of_head for of_batch in lists for of_head in of_batch):
+        starts += [sum(map(len, of_head[:r])) for r in range(len(of_head) + 1)]
+        own = [block for seen in of_head for block in seen]
+        columns += own + [0] * (n - len(own))
+    shape = len(lists), len(lists[0])
+    return {"block_rows": rows, "block_keys": keys,
+            "block_offsets": Numbers((*shape, len(lists[0][0]) + 1), starts),
+            "block_columns": Numbers((*shape, n), columns)}
+
+
+def in_blocks(options, sequence, head, row, key, n_keys):
+    """Whether the block-sparse mask shows the key. Offsets are bounded, and of a list count as many
+    entries as there are key blocks; those that are no key block or do not ascend show nothing."""
+    columns = options["block_columns"].list(sequence, head)
+    offsets = options["block_offsets"].list(sequence, head)
+    r = row // options["block_rows"]
+    begin, end = (min(max(x, 0), len(columns)) for x in offsets[r:r + 2])
+    there = -(-n_keys // options["block_keys"])
+    seen = columns[begin:min(end, begin + there)]
+    wanted = key // options["block_keys"]
+    return any(block == wanted and all(block > before for before in seen[:i])
+               for i, block in enumerate(seen))
+
+
+def in_pattern(pattern, position, key, head, group):
+    block_tokens, local_blocks, vert_stride, head_step, first_head = pattern
+    step = (first_head + head) * head_step if head_step >= 0 else \
+        (first_head + head) // group * -head_step
+    return position // block_tokens - key // block_tokens < local_blocks or \
+        (key // block_tokens + step + 1) % vert_stride == 0
+
+
+def attend(q, keys, values, position, options, head=0, sequence=0, row=0, group=1):
     """One row: its output and LSE. @keys, @values: {number: row} of those that exist; @position: the
-    row's own key; @sequence: which of options["prefix_lengths"] is its own."""
+    row's own key; @sequence: which of options["prefix_lengths"] is its own, and with @row and @head
+    which part of a mask; @group: query heads that share a key head."""
     scale = options.get("scale") or 1 / math.sqrt(len(q))
     softcap = options.get("softcap", 0)
     left, right = options.get("window", (-1, -1))
@@ -68,6 +131,14 @@ def attend(q, keys, values, position, options, head=0, sequence=0):
         if chunk and j // chunk != position // chunk:
             continue
         if left >= 0 and j < position - left or right >= 0 and j > position + right:
+            continue
+        if "mask" in options:
+            words = options["mask"].list(sequence, head, row)
+            if j // 32 >= len(words) or not words[j // 32] >> j % 32 & 1:
+                continue
+        if "block_rows" in options and not in_blocks(options, sequence, head, row, j, len(keys)):
+            continue
+        if "pattern" in options and not in_pattern(options["pattern"], position, j, head, group):
             continue
         score = scale * sum(a * b for a, b in zip(q, key))
         if softcap:
@@ -102,7 +173,8 @@ def attention(name, dtype="f32", batch=1, n_q=5, n_k=5, heads=2, kv_heads=None, 
                 g = h * kv_heads // heads
                 out, of_batch[h][i] = attend(
                     q.row(b, i, h), {j: k.row(b, j, g) for j in range(n_k)},
-                    {j: v.row(b, j, g) for j in range(n_k)}, i + n_k - n_q, options, h, b)
+                    {j: v.row(b, j, g) for j in range(n_k)}, i + n_k - n_q, options, h, b, i,
+                    heads // kv_heads)
                 outs += out
         sums += [x for of_head in of_batch for x in of_head]
     do = {"op": "attention", "q": q.json(), "k": k.json(), "v": v.json(),
@@ -128,7 +200,7 @@ def ragged(name, lengths, dtype="f32", heads=2, kv_heads=2, dim=16, **options):
                 outs += attend(q.row(cu_q[b] + i, h),
                                {j: k.row(cu_k[b] + j, g) for j in range(n_k)},
                                {j: v.row(cu_k[b] + j, g) for j in range(n_k)},
-                               i + n_k - n_q, options, h, b)[0]
+                               i + n_k - n_q, options, h, b, i, heads // kv_heads)[0]
     return {"name": name, "dtype": dtype, "operations": [
         {"op": "attention", "q": q.json(), "k": k.json(), "v": v.json(),
          "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "out_shape": [cu_q[-1], heads, dim],
@@ -146,6 +218,67 @@ def refused(name, error, q=(1, 4, 2, 16), k=(1, 4, 2, 16), v=(1, 4, 2, 16), out=
 def masked(case):
     """A case with a mask that GPUs may lack."""
     return {**case, "gpu": False}
+
+
+def mask_cases():
+    """Masks of blocks, bits, and local and strided blocks."""
+    yield attention("blocks", batch=2, n_q=66, n_k=200, heads=2, kv_heads=1, dim=8, lse=True,
+                    **blocks(64, 64, [[[0, 2], [1, 3]]], [[[], [0, 1, 2, 3]]]))
+    yield attention("blocks of each head, causal", n_q=66, n_k=150, heads=2, kv_heads=1, dim=8,
+                    causal=True, lse=True, **blocks(64, 128, [[[0], [1]], [[0, 1], []]]))
+    yield attention("blocks, bf16", "bf16", n_q=130, n_k=300, heads=1, dim=16,
+                    **blocks(128, 128, [[[0, 2], [1]]]))
+    # Blocks that are none, or do not ascend, are skipped; offsets are bounded.
+    yield attention("blocks, numbers out of bounds", n_q=66, n_k=150, heads=2, dim=8, lse=True,
+                    block_rows=64, block_keys=64,
+                    block_offsets=Numbers((1, 2, 3), [-7, 3, 2000000000, 4, 2, 5]),
+                    block_columns=Numbers((1, 2, 5), [-1, 1, 2, 0, 1000000, 1, 2, 1, 2, 2]))
+    yield ragged("blocks, ragged batch", [(70, 90), (3, 130), (0, 4)], heads=2, kv_heads=1, dim=8,
+                 **blocks(64, 64, [[[1], [0]]], [[[0, 2], []]], [[[0], [0]]]))
+    yield attention("bits", batch=2, n_q=5, n_k=70, lse=True, mask=bits_of("bits", 2, 1, 5, 3))
+    yield attention("bits of each head, with fewer words", n_q=4, n_k=70, heads=4, kv_heads=2,
+                    mask=bits_of("bits of each head", 1, 4, 4, 2), lse=True)
+    yield attention("bits, rows without a key", n_q=3, n_k=40, lse=True,
+                    mask=Numbers((1, 1, 3, 2), [0, 0, 0, 1, -2**31, -1]))
+    yield attention("bits, bf16, causal, window", "bf16", n_q=6, n_k=50, causal=True,
+                    window=[40, -1], mask=bits_of("bits, bf16", 1, 2, 6, 2))
+    yield ragged("bits, ragged batch", [(2, 40), (4, 33), (1, 5)], causal=True,
+                 mask=bits_of("bits, ragged batch", 3, 1, 4, 2))
+    yield attention("pattern", n_q=6, n_k=100, heads=4, kv_heads=2, causal=True, lse=True,
+                    pattern=[16, 2, 3, 1, 0])
+    yield attention("pattern by key heads", n_q=6, n_k=100, heads=4, kv_heads=2, causal=True,
+                    pattern=[16, 1, 4, -1, 2])
+    yield attention("pattern without local blocks", n_q=3, n_k=40, causal=True, lse=True,
+                    pattern=[32, 0, 2, 0, 0])
+    yield ragged("pattern, ragged batch", [(2, 70), (5, 33)], causal=True, pattern=[16, 1, 2, 1, 0])
+    yield attention("all masks at once", n_q=66, n_k=150, heads=2, dim=8, causal=True, lse=True,
+                    window=[90, -1], chunk_tokens=70, prefix_lengths=[40], pattern=[16, 3, 2, 1, 0],
+                    mask=bits_of("all masks at once", 1, 1, 66, 5),
+                    **blocks(64, 64, [[[0, 1], [1, 2]]]))
+
+
+def bits_of(name, *shape):
+    Random.begin(f"{name}: words")
+    return bits(*shape)
+
+
+def mask_error_cases():
+    def words(*shape):
+        return Numbers(shape, [0] * math.prod(shape))
+
+    yield refused("bits of fewer rows", "EINVAL", mask=words(1, 1, 3, 1))
+    yield refused("bits of other heads", "EINVAL", mask=words(1, 3, 4, 1))
+    yield refused("bits of more sequences", "EINVAL", mask=words(2, 1, 4, 1))
+    yield refused("blocks of fewer rows", "EINVAL", block_rows=64, block_keys=64,
+                  block_offsets=words(1, 1, 1), block_columns=words(1, 1, 1))
+    yield refused("blocks of other heads", "EINVAL", block_rows=64, block_keys=64,
+                  block_offsets=words(1, 3, 2), block_columns=words(1, 1, 1))
+    yield refused("columns of other heads", "EINVAL", block_rows=64, block_keys=64,
+                  block_offsets=words(1, 1, 2), block_columns=words(1, 3, 1))
+    yield refused("blocks of 32 rows", "ENOTSUP", block_rows=32, block_keys=64,
+                  block_offsets=words(1, 1, 2), block_columns=words(1, 1, 1))
+    yield refused("a pattern of 10 tokens", "EINVAL", pattern=[10, 1, 2, 0, 0])
+    yield refused("a pattern without a stride", "EINVAL", pattern=[16, 1, 0, 0, 0])
 
 
 def attention_cases():
@@ -267,7 +400,7 @@ class Own:
                     out, sums[h][cu_q[b] + i] = attend(
                         q.row(cu_q[b] + i, h), {j: rows[slot, g][0] for j, slot in enumerate(own)},
                         {j: rows[slot, g][1] for j, slot in enumerate(own)}, i + n_k - n_q, options,
-                        h, b)
+                        h, b, i, heads // self.kv_heads)
                     outs += out
         if ragged:
             fields.update(cu_q=cu_q, max_q=max(counts))
@@ -299,6 +432,9 @@ def own_cases():
                                                  lse=True).case)
     yield masked(Own("own pages, prefixes").attend(table, [9, 12], [7, 8], causal=True,
                                                    prefix_lengths=[6, 100]).case)
+    yield masked(Own("own pages, pattern", pages=20).attend(
+        [[4, 1, 0, 7, 9, 12, 14, 3, 5], [19, 2, 6, 8, 10, 11, 13, 15, 16]], [33, 36], [3, 5],
+        causal=True, pattern=[16, 1, 2, 1, 0], lse=True).case)
     yield Own("own pages, value dim, pages of 3", page_tokens=3, dim_v=24).attend(
         [[1, 4], [5, 0]], [6, 2], [1, 1]).case
     yield Own("own pages, one head, no keys", kv_heads=1).attend(
@@ -381,7 +517,7 @@ class Script:
                     seen = range(first, len(tokens))
                     outs += attend(q.row(at + i, h), {j: tokens[j][layer][0][g] for j in seen},
                                    {j: tokens[j][layer][1][g] for j in seen}, len(old) + i,
-                                   {"causal": True, **options}, h, b)[0]
+                                   {"causal": True, **options}, h, b, i, heads // kv_heads)[0]
             at += n
         return outs
 
@@ -486,6 +622,11 @@ def kv_cases():
            .append(("a", 3), alibi_slopes=[0.5, 0.25, 0.125, 0.0625], sinks=[0.5, -1.0, 0.0, 1.0]))
     yield (Script("steps, chunks").create("a", "b").append(("a", 21), chunk_tokens=8)
            .append(("b", 2), ("a", 7), chunk_tokens=8).append(("a", 1), ("b", 1), chunk_tokens=8))
+    pattern = Script("steps, pattern").create("a", "b")
+    for items in ([("a", 37)], [("b", 2), ("a", 3)], [("a", 1), ("b", 1)]):
+        pattern.append(*items, pattern=[16, 1, 2, 1, 0])
+    pattern.case["gpu"] = False
+    yield pattern
     yield (Script("steps, a prompt that is a prefix").create("a", "b")
            .append(("a", 9), ("b", 4), prefix_lengths=[9, 4])
            .append(("a", 1), ("b", 1), prefix_lengths=[9, 4]))
@@ -580,7 +721,8 @@ def kv_error_cases():
 
 
 def cases():
-    found = [*attention_cases(), *error_cases(), *own_cases()]
+    found = [*attention_cases(), *map(masked, mask_cases()), *error_cases(),
+             *map(masked, mask_error_cases()), *own_cases()]
     found += [script.case for script in (*kv_cases(), *kv_error_cases())]
     # A runner that compares nothing would pass this case, and must not.
     wrong = attention("a wrong number is noticed", heads=1, n_q=2, n_k=3)
@@ -593,6 +735,8 @@ def cases():
 
 def text(value):
     """JSON with short numbers: of the expected results, the digits that are compared."""
+    if isinstance(value, Numbers):
+        return text(value.json())
     if isinstance(value, float):
         return f"{value:.7g}"
     if isinstance(value, list):

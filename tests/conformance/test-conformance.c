@@ -224,6 +224,41 @@ static bool window(const json_t *operation, int64_t *ret_left, int64_t *ret_righ
 	return true;
 }
 
+/* Puts a tensor of 32-bit integers, with its shape and values, into the buffer. */
+static void place_numbers(const json_t *operation, const char *key, struct fa_tensor *ret_tensor)
+{
+	const json_t *numbers = json_object_get(operation, key);
+	size_t i;
+	json_t *value;
+	char *to;
+
+	if (!numbers)
+		return;
+	fa_check_eq(place(json_object_get(numbers, "shape"), FA_I32, ret_tensor),
+	            json_array_size(json_object_get(numbers, "values")));
+	to = (char *)fa_buffer_data(buffer) + ret_tensor->offset;
+	json_array_foreach(json_object_get(numbers, "values"), i, value)
+	{
+		int32_t narrow = (int32_t)json_integer_value(value);
+
+		memcpy(to + i * sizeof(narrow), &narrow, sizeof(narrow));
+	}
+}
+
+/* The operation's pattern of blocks; zeros: it has none. */
+static struct fa_block_pattern pattern(const json_t *operation)
+{
+	const json_t *list = json_object_get(operation, "pattern");
+
+	return (struct fa_block_pattern){
+		.block_tokens = (uint32_t)json_integer_value(json_array_get(list, 0)),
+		.local_blocks = (uint32_t)json_integer_value(json_array_get(list, 1)),
+		.vert_stride = (uint32_t)json_integer_value(json_array_get(list, 2)),
+		.head_step = (int32_t)json_integer_value(json_array_get(list, 3)),
+		.first_head = (uint32_t)json_integer_value(json_array_get(list, 4)),
+	};
+}
+
 /* ---- operations; each returns the library's result */
 
 static int op_attention(const json_t *operation)
@@ -258,6 +293,12 @@ static int op_attention(const json_t *operation)
 		integers(operation, "prefix_lengths", prefixes);
 		attention.prefix_lengths = prefixes;
 	}
+	attention.block_rows = (uint32_t)number_or(operation, "block_rows", 0);
+	attention.block_keys = (uint32_t)number_or(operation, "block_keys", 0);
+	place_numbers(operation, "block_offsets", &attention.block_offsets);
+	place_numbers(operation, "block_columns", &attention.block_columns);
+	place_numbers(operation, "mask", &attention.mask);
+	attention.pattern = pattern(operation);
 	r = fa_attention(client, &attention, NULL);
 	if (r == 0) {
 		compare(&attention.out, json_object_get(operation, "out"));
@@ -358,6 +399,7 @@ static int op_attend(const json_t *operation)
 		integers(operation, "prefix_lengths", prefixes);
 		attend.prefix_lengths = prefixes;
 	}
+	attend.pattern = pattern(operation);
 	r = fa_step_attend(steps[step_at(string(operation, "step"))].step, &attend, NULL);
 	if (r == 0 && expected)
 		compare(&attend.out, expected);
@@ -585,6 +627,7 @@ static int op_pages_attend(const json_t *operation)
 	attend.alibi_slopes = floats(operation, "alibi_slopes", slopes);
 	attend.sinks = floats(operation, "sinks", sinks);
 	attend.chunk_tokens = number_or(operation, "chunk_tokens", 0);
+	attend.pattern = pattern(operation);
 	r = fa_pages_attend(client, &attend, NULL);
 	if (r == 0) {
 		compare(&attend.out, json_object_get(operation, "out"));

@@ -60,11 +60,28 @@ macro_rules! with_options {
         if $operation.has("chunk_tokens") {
             $request = $request.chunk_tokens($operation["chunk_tokens"].int());
         }
+        if $operation.has("pattern") {
+            let n: Vec<_> = signed($operation["pattern"].list()).collect();
+            $request = $request.pattern(BlockPattern {
+                block_tokens: n[0] as u32,
+                local_blocks: n[1] as u32,
+                vert_stride: n[2] as u32,
+                head_step: n[3] as i32,
+                first_head: n[4] as u32,
+            });
+        }
     };
 }
 
 fn signed(list: &[Json]) -> impl Iterator<Item = i64> + '_ {
     list.iter().map(|n| n.number() as i64)
+}
+
+/// A tensor of integers, with its shape and values.
+fn shaped(memory: &mut Buffer, numbers: &Json) -> Result<Tensor<i32>> {
+    let mut tensor = memory.tensor::<i32>(&numbers["shape"].ints::<usize>())?;
+    tensor.iter_mut().zip(signed(numbers["values"].list())).for_each(|(to, n)| *to = n as i32);
+    Ok(tensor)
 }
 
 fn floats(list: &Json) -> Vec<f32> {
@@ -105,6 +122,17 @@ impl<'a, T: Element> Run<'a, T> {
         with_options!(attention, operation);
         if operation.has("prefix_lengths") {
             attention = attention.prefix_lengths(operation["prefix_lengths"].ints::<u32>());
+        }
+        if operation.has("mask") {
+            attention = attention.mask(shaped(&mut memory, &operation["mask"])?);
+        }
+        if operation.has("block_rows") {
+            attention = attention.blocks(BlockMask {
+                rows: operation["block_rows"].int() as u32,
+                keys: operation["block_keys"].int() as u32,
+                offsets: shaped(&mut memory, &operation["block_offsets"])?.into(),
+                columns: shaped(&mut memory, &operation["block_columns"])?.into(),
+            });
         }
         if operation.has("lse") {
             attention = attention.lse(memory.tensor(&operation["lse_shape"].ints::<usize>())?);
