@@ -4,6 +4,7 @@
  */
 #include "client/faclient.h"
 #include "kernels/quantise.h"
+#include "tests/conformance/fields.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 
@@ -22,8 +23,6 @@
 enum {
 	CLIENTS = 2,
 	STEPS = 4, /* that a case has open at once */
-	FLOATS_MAX = 64,
-	TOKENS_MAX = 64,
 	BUFFER_BYTES = 1 << 20,
 	OWN = 2, /* pages of the client's own that a case has at once */
 	OWN_LAYERS = 2,
@@ -105,16 +104,6 @@ static void keep_sequence(const char *name, uint64_t sequence)
 
 /* ---- tensors */
 
-static float element(uint64_t seed, uint64_t index)
-{
-	uint64_t z = ((seed << 32) + index + 1) * 0x9e3779b97f4a7c15u;
-
-	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-	z ^= z >> 31;
-	return ((float)(z >> 56) - 128) / 128;
-}
-
 /* Puts a tensor of the shape json into the buffer; returns its number of elements. */
 static uint64_t place(const json_t *shape, uint32_t of_dtype, struct fa_tensor *ret_tensor)
 {
@@ -144,7 +133,7 @@ static void random_tensor(const json_t *random, struct fa_tensor *ret_tensor)
 	n = place(json_object_get(random, "shape"), dtype, ret_tensor);
 	to = (char *)fa_buffer_data(buffer) + ret_tensor->offset;
 	for (uint64_t i = 0; i < n; ++i) {
-		const float value = element(seed, i);
+		const float value = field_element(seed, i);
 
 		fa_floats_to(kernel_dtypes[dtype], to + i * fa_dtype_bytes(dtype), &value, 1);
 	}
@@ -182,48 +171,6 @@ static void compare(const struct fa_tensor *tensor, const json_t *expected)
 	}
 }
 
-static const float *floats(const json_t *operation, const char *key, float *to)
-{
-	const json_t *array = json_object_get(operation, key);
-	size_t i;
-	json_t *value;
-
-	if (!array)
-		return NULL;
-	fa_check(json_array_size(array) <= FLOATS_MAX);
-	json_array_foreach((json_t *)array, i, value) to[i] = (float)json_number_value(value);
-	return to;
-}
-
-/* Returns the number of integers. */
-static uint32_t integers(const json_t *operation, const char *key, uint32_t *to)
-{
-	const json_t *array = json_object_get(operation, key);
-	size_t i;
-	json_t *value;
-
-	fa_check(json_array_size(array) <= TOKENS_MAX);
-	json_array_foreach((json_t *)array, i, value) to[i] = (uint32_t)json_integer_value(value);
-	return (uint32_t)json_array_size(array);
-}
-
-static float real(const json_t *operation, const char *key)
-{
-	return (float)json_number_value(json_object_get(operation, key));
-}
-
-/* Returns false if the operation has no window. */
-static bool window(const json_t *operation, int64_t *ret_left, int64_t *ret_right)
-{
-	const json_t *sides = json_object_get(operation, "window");
-
-	if (!sides)
-		return false;
-	*ret_left = json_integer_value(json_array_get(sides, 0));
-	*ret_right = json_integer_value(json_array_get(sides, 1));
-	return true;
-}
-
 /* Puts a tensor of 32-bit integers, with its shape and values, into the buffer. */
 static void place_numbers(const json_t *operation, const char *key, struct fa_tensor *ret_tensor)
 {
@@ -245,29 +192,15 @@ static void place_numbers(const json_t *operation, const char *key, struct fa_te
 	}
 }
 
-/* The operation's pattern of blocks; zeros: it has none. */
-static struct fa_block_pattern pattern(const json_t *operation)
-{
-	const json_t *list = json_object_get(operation, "pattern");
-
-	return (struct fa_block_pattern){
-		.block_tokens = (uint32_t)json_integer_value(json_array_get(list, 0)),
-		.local_blocks = (uint32_t)json_integer_value(json_array_get(list, 1)),
-		.vert_stride = (uint32_t)json_integer_value(json_array_get(list, 2)),
-		.head_step = (int32_t)json_integer_value(json_array_get(list, 3)),
-		.first_head = (uint32_t)json_integer_value(json_array_get(list, 4)),
-	};
-}
-
 /* ---- operations; each returns the library's result */
 
 static int op_attention(const json_t *operation)
 {
 	struct fa_attention attention = { .size = sizeof(attention),
-		                          .scale = real(operation, "scale"),
-		                          .softcap = real(operation, "softcap") };
-	float slopes[FLOATS_MAX], sinks[FLOATS_MAX];
-	uint32_t cu_q[TOKENS_MAX], cu_k[TOKENS_MAX], prefixes[TOKENS_MAX];
+		                          .scale = field_real(operation, "scale"),
+		                          .softcap = field_real(operation, "softcap") };
+	float slopes[FIELD_FLOATS_MAX], sinks[FIELD_FLOATS_MAX];
+	uint32_t cu_q[FIELD_INTEGERS_MAX], cu_k[FIELD_INTEGERS_MAX], prefixes[FIELD_INTEGERS_MAX];
 	int r;
 
 	place_random(operation, "q", &attention.q);
@@ -278,19 +211,19 @@ static int op_attention(const json_t *operation)
 		place(json_object_get(operation, "lse_shape"), FA_F32, &attention.lse);
 	if (json_is_true(json_object_get(operation, "causal")))
 		attention.flags |= FA_ATTENTION_CAUSAL;
-	if (window(operation, &attention.window_left, &attention.window_right))
+	if (field_window(operation, &attention.window_left, &attention.window_right))
 		attention.flags |= FA_ATTENTION_WINDOW;
 	if (json_object_get(operation, "cu_seqlens_q")) {
-		attention.batch = integers(operation, "cu_seqlens_q", cu_q) - 1;
-		fa_check_eq(integers(operation, "cu_seqlens_k", cu_k), attention.batch + 1);
+		attention.batch = field_integers(operation, "cu_seqlens_q", cu_q) - 1;
+		fa_check_eq(field_integers(operation, "cu_seqlens_k", cu_k), attention.batch + 1);
 		attention.cu_seqlens_q = cu_q;
 		attention.cu_seqlens_k = cu_k;
 	}
-	attention.alibi_slopes = floats(operation, "alibi_slopes", slopes);
-	attention.sinks = floats(operation, "sinks", sinks);
+	attention.alibi_slopes = field_floats(operation, "alibi_slopes", slopes);
+	attention.sinks = field_floats(operation, "sinks", sinks);
 	attention.chunk_tokens = number_or(operation, "chunk_tokens", 0);
 	if (json_object_get(operation, "prefix_lengths")) {
-		integers(operation, "prefix_lengths", prefixes);
+		field_integers(operation, "prefix_lengths", prefixes);
 		attention.prefix_lengths = prefixes;
 	}
 	attention.block_rows = (uint32_t)number_or(operation, "block_rows", 0);
@@ -298,7 +231,7 @@ static int op_attention(const json_t *operation)
 	place_numbers(operation, "block_offsets", &attention.block_offsets);
 	place_numbers(operation, "block_columns", &attention.block_columns);
 	place_numbers(operation, "mask", &attention.mask);
-	attention.pattern = pattern(operation);
+	attention.pattern = field_pattern(operation);
 	r = fa_attention(client, &attention, NULL);
 	if (r == 0) {
 		compare(&attention.out, json_object_get(operation, "out"));
@@ -376,11 +309,11 @@ static int op_attend(const json_t *operation)
 {
 	struct fa_step_attend attend = { .size = sizeof(attend),
 		                         .layer = (uint32_t)number(operation, "layer"),
-		                         .scale = real(operation, "scale"),
-		                         .softcap = real(operation, "softcap") };
+		                         .scale = field_real(operation, "scale"),
+		                         .softcap = field_real(operation, "softcap") };
 	const json_t *expected = json_object_get(operation, "out");
-	float slopes[FLOATS_MAX], sinks[FLOATS_MAX];
-	uint32_t prefixes[TOKENS_MAX];
+	float slopes[FIELD_FLOATS_MAX], sinks[FIELD_FLOATS_MAX];
+	uint32_t prefixes[FIELD_INTEGERS_MAX];
 	int r;
 
 	place_random(operation, "q", &attend.q);
@@ -390,16 +323,16 @@ static int op_attend(const json_t *operation)
 		place(json_object_get(operation, "out_shape"), dtype, &attend.out);
 	if (json_is_true(json_object_get(operation, "causal")))
 		attend.flags |= FA_STEP_CAUSAL;
-	if (window(operation, &attend.window_left, &attend.window_right))
+	if (field_window(operation, &attend.window_left, &attend.window_right))
 		attend.flags |= FA_STEP_WINDOW;
-	attend.alibi_slopes = floats(operation, "alibi_slopes", slopes);
-	attend.sinks = floats(operation, "sinks", sinks);
+	attend.alibi_slopes = field_floats(operation, "alibi_slopes", slopes);
+	attend.sinks = field_floats(operation, "sinks", sinks);
 	attend.chunk_tokens = number_or(operation, "chunk_tokens", 0);
 	if (json_object_get(operation, "prefix_lengths")) {
-		integers(operation, "prefix_lengths", prefixes);
+		field_integers(operation, "prefix_lengths", prefixes);
 		attend.prefix_lengths = prefixes;
 	}
-	attend.pattern = pattern(operation);
+	attend.pattern = field_pattern(operation);
 	r = fa_step_attend(steps[step_at(string(operation, "step"))].step, &attend, NULL);
 	if (r == 0 && expected)
 		compare(&attend.out, expected);
@@ -492,12 +425,12 @@ static int op_sequence(const json_t *operation)
 /* publish, attach and find: *ret_found is what the library counts. */
 static int with_prefix(const json_t *operation, uint64_t *ret_found)
 {
-	uint32_t tokens[TOKENS_MAX];
+	uint32_t tokens[FIELD_INTEGERS_MAX];
 	struct fa_prefix prefix = { .size = sizeof(prefix), .tokens = tokens };
 	const char *op = string(operation, "op");
 	uint64_t sequence;
 
-	prefix.n_tokens = integers(operation, "tokens", tokens);
+	prefix.n_tokens = field_integers(operation, "tokens", tokens);
 	if (!strcmp(op, "find"))
 		return fa_prefix_find(client, cache, &prefix, ret_found);
 	sequence = sequence_of(string(operation, "sequence"));
@@ -601,10 +534,10 @@ static int op_pages_attend(const json_t *operation)
 	struct fa_pages_attend attend = { .size = sizeof(attend),
 		                          .max_q = (uint32_t)number_or(operation, "max_q", 0),
 		                          .max_k = (uint32_t)number(operation, "max_k"),
-		                          .scale = real(operation, "scale"),
-		                          .softcap = real(operation, "softcap") };
+		                          .scale = field_real(operation, "scale"),
+		                          .softcap = field_real(operation, "softcap") };
 	unsigned int at = own_at(string(operation, "pages"));
-	float slopes[FLOATS_MAX], sinks[FLOATS_MAX];
+	float slopes[FIELD_FLOATS_MAX], sinks[FIELD_FLOATS_MAX];
 	int r;
 
 	attend.k = own[at].k[number(operation, "layer")];
@@ -622,12 +555,12 @@ static int op_pages_attend(const json_t *operation)
 		place(json_object_get(operation, "lse_shape"), FA_F32, &attend.lse);
 	if (json_is_true(json_object_get(operation, "causal")))
 		attend.flags |= FA_PAGES_CAUSAL;
-	if (window(operation, &attend.window_left, &attend.window_right))
+	if (field_window(operation, &attend.window_left, &attend.window_right))
 		attend.flags |= FA_PAGES_WINDOW;
-	attend.alibi_slopes = floats(operation, "alibi_slopes", slopes);
-	attend.sinks = floats(operation, "sinks", sinks);
+	attend.alibi_slopes = field_floats(operation, "alibi_slopes", slopes);
+	attend.sinks = field_floats(operation, "sinks", sinks);
 	attend.chunk_tokens = number_or(operation, "chunk_tokens", 0);
-	attend.pattern = pattern(operation);
+	attend.pattern = field_pattern(operation);
 	r = fa_pages_attend(client, &attend, NULL);
 	if (r == 0) {
 		compare(&attend.out, json_object_get(operation, "out"));
@@ -641,7 +574,7 @@ static int op_pages_attend(const json_t *operation)
 static int op_copy_pages(const json_t *operation)
 {
 	unsigned int at = own_at(string(operation, "pages"));
-	uint32_t numbers[TOKENS_MAX];
+	uint32_t numbers[FIELD_INTEGERS_MAX];
 	struct fa_sequence_pages pages = { .size = sizeof(pages),
 		                           .sequence = sequence_of(string(operation, "sequence")),
 		                           .first = number(operation, "first"),
@@ -654,7 +587,7 @@ static int op_copy_pages(const json_t *operation)
 		                                                           "page_offset") };
 	int r;
 
-	pages.n_pages = integers(operation, "numbers", numbers);
+	pages.n_pages = field_integers(operation, "numbers", numbers);
 	if (!strcmp(string(operation, "op"), "write_pages"))
 		return fa_sequence_write_pages(client, &pages, NULL);
 	r = fa_sequence_read_pages(client, &pages, NULL);
