@@ -269,6 +269,122 @@ def test_documents(client, family):
     assert float((got - expected).abs().max()) <= limit
 
 
+@pytest.mark.parametrize("family,backend", [("llama", "aot_eager"), ("gemma2", "aot_eager"),
+                                            ("llama4", "aot_eager"),
+                                            *([("llama", "inductor")] if FULL else [])])
+def test_compiled_documents(client, family, backend):
+    """One graph for rows of documents, whichever, and for rows that are one."""
+    model = families.model(family)
+    ids, _ = prompt(n=100)
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(model.forward, backend=counter, fullgraph=True)
+    for lengths in [[1, 40, 59], [100, 0, 0]], [[30, 30, 40], [99, 1, 0]], [[100], [100]]:
+        positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths]).to(ids.device)
+        with torch.no_grad():
+            model.set_attn_implementation("eager")
+            expected = model(ids, position_ids=positions, use_cache=False).logits
+            joined = model(ids, use_cache=False).logits
+            model.set_attn_implementation("fad")
+            got = compiled(ids, position_ids=positions, use_cache=False).logits
+        limit = TOLERANCE * float(expected.max() - expected.min())
+        assert (float((expected - joined).abs().max()) > 1000 * limit) == (len(lengths[0]) > 1)
+        assert float((got - expected).abs().max()) <= limit
+    assert counter.frame_count == 1
+
+
+def test_documents_of_last_rows(client):
+    """A model may need the last queries alone."""
+    q, k, v = torch.randn(3, 2, 2, 30, 16, dtype=torch.float32, device=families.DEVICE)
+    options = {"causal": True, "scale": None, "softcap": 0.0, "sinks": None, "window": None, "chunk_tokens": 0}
+    documents = torch.tensor([[1] * 12 + [2] * 10 + [3] * 8, [1] * 30])
+    whole = fad._plain(q, k, v, documents, options)
+    assert float((whole - fad._plain(q, k, v, None, options))[0, 12:].abs().max()) > 0.1
+    for n in 1, 5, 8, 15, 25:
+        last = fad._plain(q[:, :, -n:], k, v, documents, options)
+        assert float((last - whole[:, -n:]).abs().max()) < 1e-5
+
+
+def seen_masks(n, padding):
+    """Masks of two rows of n tokens by name, [2, 1, n, n], and which of their results count."""
+    at = torch.arange(n)
+    causal = (at <= at[:, None]).expand(2, 1, n, n)
+    valid = torch.ones(2, n, dtype=torch.bool)
+    yield "causal", causal, valid
+    padded = valid.clone()
+    padded[0, :padding] = False
+    yield "padding", causal & padded[:, None, None], padded
+    document = torch.stack([at // 17, at // 31])
+    yield "documents", causal & (document[:, None, None] == document[:, None, :, None]), valid
+    lengths = torch.tensor([n // 3, n // 2])
+    yield "prefixes", causal | (at < lengths[:, None])[:, None, None], valid
+    random = torch.rand(2, 1, n, n, generator=torch.Generator().manual_seed(5)) < 0.4
+    yield "random", random | (at == at[:, None]), valid
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "gemma2"] if FULL else ["llama"])
+def test_masks_of_each_key(client, family, dtype):
+    """Masks of four dimensions, booleans or numbers that are added, say all that a row sees."""
+    if ON_GPU and dtype == torch.float32:
+        pytest.skip("GPUs compute masks of bits for elements of 16 bits alone")
+    model = families.model(family).to(dtype)
+    ids, _ = prompt(n=70)
+    compiled = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
+    results = {}
+    for name, seen, valid in seen_masks(70, 13):
+        seen, valid = seen.to(ids.device), valid.to(ids.device)
+        added = torch.zeros(seen.shape, dtype=dtype, device=ids.device)
+        added.masked_fill_(~seen, torch.finfo(dtype).min)
+        with torch.no_grad():
+            model.set_attn_implementation("eager")
+            expected = model(ids, attention_mask=added, use_cache=False).logits[valid].float()
+            double = copy.deepcopy(model).double()
+            exact = double(ids, attention_mask=added.double(), use_cache=False).logits[valid]
+            model.set_attn_implementation("fad")
+            got = {"added": model(ids, attention_mask=added, use_cache=False),
+                   "booleans": model(ids, attention_mask=seen, use_cache=False),
+                   "of all heads": model(ids, attention_mask=seen.expand(2, 4, 70, 70), use_cache=False),
+                   "infinite": model(ids, attention_mask=torch.zeros_like(added).masked_fill(
+                       ~seen, -torch.inf), use_cache=False),
+                   "compiled": compiled(ids, attention_mask=added, use_cache=False)}
+        results[name] = expected
+        extent = float(exact.max() - exact.min())
+        eager = float((expected - exact).abs().max())
+        for how, x in got.items():
+            error = float((x.logits[valid].float() - exact).abs().max())
+            # In 16 bits eager attention rounds more.
+            limit = TOLERANCE * extent if dtype == torch.float32 else 1.5 * eager
+            assert error <= limit, (name, how)
+    for name in "documents", "prefixes", "random":
+        assert float((results[name] - results["causal"]).abs().max()) > 0.05 * extent
+
+
+def test_masks_that_are_refused(client):
+    model = families.model("llama")
+    ids, _ = prompt(n=20)
+    model.set_attn_implementation("fad")
+
+    def run(mask, cache=None):
+        with torch.no_grad():
+            model(ids, attention_mask=mask.to(ids.device), past_key_values=cache, use_cache=cache is not None)
+
+    bias = torch.zeros(2, 1, 20, 20)
+    bias[0, 0, 5, 3] = -1.5
+    with pytest.raises(NotImplementedError, match="neither 0 nor -infinity"):
+        run(bias)
+    bias[0, 0, 5, 3] = torch.nan
+    with pytest.raises(NotImplementedError, match="neither 0 nor -infinity"):
+        run(bias)
+    with pytest.raises(NotImplementedError, match="holds torch.int32"):
+        run(torch.ones(2, 1, 20, 20, dtype=torch.int32))
+    with pytest.raises(ValueError, match="expected 20 keys"):
+        run(torch.ones(2, 1, 20, 21, dtype=torch.bool))
+    with pytest.raises(ValueError, match="expected heads 4 or 1"):
+        run(torch.ones(2, 3, 20, 20, dtype=torch.bool))
+    with pytest.raises(NotImplementedError, match="4 dimensions; a FadCache takes"):
+        run(torch.ones(2, 1, 20, 20, dtype=torch.bool), fad.FadCache(model, client))
+
+
 def test_sampling(client):
     model = families.model("llama")
     ids, mask = prompt()

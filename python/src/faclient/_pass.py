@@ -141,8 +141,9 @@ class Pass:
             self.n_new = [self.width] * self.batch
             return
         if mask.dim() != 2:
-            raise NotImplementedError(f"an attention mask has {mask.dim()} dimensions; fad takes "
-                                      "causal masks, windows and padding only")
+            raise NotImplementedError(f"an attention mask has {mask.dim()} dimensions; a FadCache takes "
+                                      "causal masks, windows, chunks and padding only. Without a "
+                                      "FadCache fad computes masks of each row and key")
         device, mask = mask.device, mask.bool().cpu()  # one wait for the GPU, not several
         past, valid = mask[:, :-self.width], mask[:, -self.width:]
         for row, (n, length) in enumerate(zip(past.sum(1).tolist(), self.cache._lengths)):

@@ -32,6 +32,7 @@ from . import torch as _torch
 from ._identity import Adapters
 from ._identity import fingerprint as fingerprint
 from ._linear import Linear, decoder_of
+from ._masks import pack_bits
 from ._pass import REPEATS, Pass, is_on_gpu
 from ._rows import Caches, Row, Shape, shapes_of
 from .client import Client
@@ -53,7 +54,7 @@ def _attention_mask(*arguments, **options):
     if not torch.compiler.is_compiling():
         documents = _documents(options.get("mask_function"))
         if documents is not None:
-            return (documents + 1)[:, None, None]
+            return (documents + 1).cpu()[:, None, None]  # one wait for a GPU, not one in each layer
         _refuse_blocks(options.get("mask_function"), options.get("q_length", 0))
     if mask is None or not torch.compiler.is_compiling():
         mask = flash_attention_mask(*arguments, **options)
@@ -63,6 +64,8 @@ def _attention_mask(*arguments, **options):
     chunk = getattr(options.get("config"), "attention_chunk_size", None)
     if chunk and options.get("local_size") == chunk and options.get("kv_offset"):
         mask = _hide_earlier_chunks(chunk, mask, **options)
+    elif mask is None and torch.compiler.is_compiling():
+        mask = _traced_documents(**options)
     # Models may slice rows of queries.
     return None if mask is None else mask[:, None, None]
 
@@ -80,6 +83,17 @@ def _documents(function):
             if found is not None:
                 return found
     return None
+
+
+def _traced_documents(*, batch_size, q_length=0, mask_function=None, device=None, **_):
+    """As _documents() + 1, where torch.compile traces the function: a row is cut before each token that
+    does not see the one before it. A cache's rows are not packed, and their layers ignore the result."""
+    if mask_function is None or not q_length:
+        return None
+    row = torch.arange(batch_size, device=device)[:, None]
+    token = torch.arange(1, q_length, device=device)[None]
+    joined = mask_function(row, torch.zeros_like(row), token, token - 1).expand(batch_size, -1)
+    return torch.nn.functional.pad((~joined).cumsum(1), (1, 0)).cpu() + 1
 
 
 def _refuse_blocks(function, rows):
@@ -576,26 +590,66 @@ class FadCache(_Cache):
         self._valid = torch.cat([old, new], 1)
 
 
+def _bits(mask, query, key):
+    """A mask of each row and key, [batch or 1, heads or 1, n_q or 1, n_k], as words of bits."""
+    n_q, n_k = query.shape[2], key.shape[2]
+    version = None if mask.is_inference() else mask._version
+    kept = getattr(mask, "_fad_bits", None)  # of an earlier layer
+    if kept is not None and kept[0] == (version, n_q, n_k):
+        return kept[1]
+    for size, wanted, name in zip(mask.shape, (len(query), query.shape[1], n_q), ("batch", "heads", "n_q")):
+        if size not in (1, wanted):
+            raise ValueError(f"the attention mask is {list(mask.shape)}; expected {name} {wanted} or 1")
+    if mask.shape[3] != n_k:
+        raise ValueError(f"the attention mask is {list(mask.shape)}; expected {n_k} keys")
+    seen = mask
+    if mask.dtype.is_floating_point:
+        # Sums of a mask's least numbers are -infinity; each dtype has its own least number.
+        seen = mask == 0
+        if not (seen | (mask <= torch.finfo(torch.float16).min)).all():
+            raise NotImplementedError("the attention mask adds numbers to scores that are neither 0 nor "
+                                      "-infinity (or the least one of a dtype), which fad does not "
+                                      "compute: use another attn_implementation")
+    elif mask.dtype != torch.bool:
+        raise NotImplementedError(f"the attention mask holds {mask.dtype}; fad takes booleans, and "
+                                  "floating-point numbers that are added to scores")
+    bits = pack_bits(seen.expand(-1, -1, n_q, -1))
+    if version is not None:
+        mask._fad_bits = (version, n_q, n_k), bits
+    return bits
+
+
 def _plain(query, key, value, mask, options):
     """Attention without a FadCache."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    if mask is None and options["chunk_tokens"] and _on_gpu(q):
+    # The numbers of documents, from 1. Other tokens than the keys' are those of a pass with a cache.
+    documents = mask is not None and mask.dtype == torch.int64 and mask.dim() == 2 and \
+        bool((mask > 0).all())
+    if documents and (mask.shape[1] != k.shape[1] or bool((mask == mask[:, :1]).all())):
+        mask = None  # each row is one
+    if mask is None and options["chunk_tokens"] and is_on_gpu(q):
         # On a GPU chunks need sequences that follow one another in memory.
         return torch.cat([_torch.client().attention(q[i:i + 1], k[i:i + 1], v[i:i + 1], **options)
                           for i in range(len(q))])
     if mask is None:
         return _torch.client().attention(q, k, v, **options)
+    if mask.dim() == 4:
+        # It tells all that rows see, also of causality and windows.
+        options = {**options, "causal": False, "window": None, "chunk_tokens": 0}
+        return _torch.client().attention(q, k, v, mask=_bits(mask, query, key), **options)
     if mask.dim() != 2:
-        raise NotImplementedError(f"an attention mask has {mask.dim()} dimensions; fad takes "
-                                  "causal masks, windows and padding only")
+        raise NotImplementedError(f"an attention mask has {mask.dim()} dimensions; expected 2 or 4")
     out = q.new_zeros((*q.shape[:3], v.shape[3]))
-    if mask.dtype == torch.int64 and mask.max() > 1:  # the numbers of documents, from 1
+    if documents:
+        first = k.shape[1] - q.shape[1]  # key of the first query
         for i, row in enumerate(mask):
             end = 0
             for n in row.unique_consecutive(return_counts=True)[1].tolist():
                 at, end = end, end + n
-                out[i, at:end] = _torch.client().attention(
-                    q[i:i + 1, at:end], k[i:i + 1, at:end], v[i:i + 1, at:end], **options)[0]
+                rows = slice(max(at - first, 0), max(end - first, 0))
+                if rows.start < rows.stop:
+                    out[i, rows] = _torch.client().attention(
+                        q[i:i + 1, rows], k[i:i + 1, at:end], v[i:i + 1, at:end], **options)[0]
         return out
     valid = mask[:, -k.shape[1]:].bool()
     for i, row in enumerate(valid):
@@ -702,6 +756,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
             raise NotImplementedError("a layer uses another one's keys and values, which fad's "
                                       "attention does not follow under torch.compile")
         layer, _traced.layer = _traced.layer, None
+        if layer is not None and attention_mask is not None and attention_mask.dtype == torch.int64:
+            attention_mask = None  # documents, which rows of a cache are not made of
         left, right = window or (-1, -1)
         rest = (attention_mask, causal, scaling or 0.0, left, right, softcap or 0.0, s_aux,
                 _chunk_of(module))
