@@ -682,21 +682,18 @@ void fa_vk_reap(struct fa_device *device, struct fa_list *done)
 
 int fa_vk_health(struct fa_device *device, struct fa_error *error)
 {
-	int r = 0;
+	int r;
 
+	/* The engine polls, and must not keep the thread from the mutex. */
+	if (!device->lost)
+		return 0;
 	pthread_mutex_lock(&device->mutex);
-	if (device->lost)
-		r = fa_fail(error, -ENODEV, "%s", device->lost_error.text);
+	r = fa_fail(error, -ENODEV, "%s", device->lost_error.text);
 	pthread_mutex_unlock(&device->mutex);
 	return r;
 }
 
 bool fa_vk_is_lost(struct fa_device *device)
 {
-	bool lost;
-
-	pthread_mutex_lock(&device->mutex);
-	lost = device->lost;
-	pthread_mutex_unlock(&device->mutex);
-	return lost;
+	return device->lost;
 }
