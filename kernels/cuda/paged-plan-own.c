@@ -15,6 +15,9 @@
 /* One block reduces their results. */
 #define PART_BLOCKS 64
 
+/* Parts of all rows by chunks. */
+#define CHUNKS_MAX 16384
+
 /* The portable kernels: blocks of many rows that a multiprocessor runs at once, rows of a block of
  * decode, times for a key. */
 #define FORWARD_BLOCKS 2
@@ -73,6 +76,77 @@ static uint32_t longest(const struct fa_paged_own_attention *p)
 	return (uint32_t)(p->max_k < table ? p->max_k : table);
 }
 
+/* ---- chunks and prefixes, which the device's plan divides sequences by */
+
+/* Rows of a pattern that decode together, at least: each group computes what its first row sees. */
+#define PATTERN_TOKENS 8
+
+/* Pages, and so positions, are far below. */
+#define PATTERN_BLOCK_MAX ((int32_t)1 << 30)
+
+/* A row alone sees its sequence's prefix anyway. */
+static bool has_prefixes(const struct fa_paged_own_attention *p)
+{
+	return p->prefix_lengths && p->causal && p->max_q > 1;
+}
+
+/* Returns the rows of an item of a pattern, which then sees no key behind them; 0: all. */
+static uint32_t pattern_rows(const struct fa_paged_own_attention *p)
+{
+	const uint32_t rows = DECODE_ROWS / (uint32_t)(p->heads / p->pages->kv_heads);
+
+	if (!p->pattern.block_tokens || !p->causal || has_prefixes(p))
+		return 0;
+	return rows > PATTERN_TOKENS ? rows : PATTERN_TOKENS;
+}
+
+static bool has_parts(const struct fa_paged_own_attention *p)
+{
+	return (p->chunk_tokens > 0 && p->max_q > 1) || has_prefixes(p) ||
+	       (pattern_rows(p) > 0 && (uint32_t)p->max_q > pattern_rows(p));
+}
+
+/* Bounds a sequence's parts: rows before the first key, those of chunks that begin among the rows,
+ * and those of a prefix. */
+static uint64_t parts_each(const struct fa_paged_own_attention *p)
+{
+	uint64_t parts = 1;
+
+	if (!has_parts(p))
+		return 1;
+	if (p->chunk_tokens > 0)
+		parts += (uint64_t)((p->max_q - 1) / p->chunk_tokens) + 2;
+	parts += has_prefixes(p);
+	if (pattern_rows(p) > 0)
+		parts += (uint64_t)p->max_q / pattern_rows(p);
+	return parts < (uint64_t)p->max_q ? parts : (uint64_t)p->max_q;
+}
+
+/* Bounds the parts of all sequences. */
+static uint64_t all_parts(const struct fa_paged_own_attention *p)
+{
+	const uint64_t batch = (uint64_t)p->batch, each = parts_each(p) * batch;
+	uint64_t all = 2 * batch;
+
+	if (!has_parts(p))
+		return batch;
+	if (p->chunk_tokens > 0)
+		all += (uint64_t)(p->total_q / p->chunk_tokens) + 2 * batch;
+	if (pattern_rows(p) > 0)
+		all += (uint64_t)p->total_q / pattern_rows(p);
+	all = each < all ? each : all;
+	/* Each has a row. */
+	return all < (uint64_t)p->total_q ? all : (uint64_t)p->total_q;
+}
+
+/* The longest sequence of keys that a row may see. */
+static uint32_t longest_part(const struct fa_paged_own_attention *p)
+{
+	const uint32_t keys = longest(p);
+
+	return p->chunk_tokens > 0 && p->chunk_tokens < keys ? (uint32_t)p->chunk_tokens : keys;
+}
+
 static uint32_t decode_rows(const struct fa_cuda_paged_plan *plan,
                             const struct fa_paged_own_attention *p)
 {
@@ -86,8 +160,8 @@ static uint64_t row_blocks(const struct fa_paged_own_attention *p, uint64_t most
 {
 	const uint64_t batch = (uint64_t)p->batch,
 		       group = (uint64_t)(p->heads / p->pages->kv_heads);
-	const uint64_t each = batch * fa_cuda_paged_ceil_div(most, rows);
-	const uint64_t all = (uint64_t)p->total_q * group / rows + batch;
+	const uint64_t each = batch * (fa_cuda_paged_ceil_div(most, rows) + parts_each(p) - 1);
+	const uint64_t all = (uint64_t)p->total_q * group / rows + all_parts(p);
 
 	return each < all ? each : all;
 }
@@ -98,6 +172,15 @@ static size_t take(size_t *at, size_t bytes)
 
 	*at += (bytes + 63) / 64 * 64;
 	return here;
+}
+
+/* @dim: of K, or more. */
+static const struct fa_cuda_paged_kernel *find_decode(const struct fa_cuda_chip *chip,
+                                                      const struct fa_paged_own_attention *p,
+                                                      int32_t dim, uint64_t rows)
+{
+	return fa_cuda_paged_find(chip, FA_CUDA_PAGED_OWN_DECODE, p->pages->store, p->pages->dtype,
+	                          dim, p->pages->head_dim_v, rows > 4096 ? 4096 : (int32_t)rows);
 }
 
 static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_own_attention *p,
@@ -111,12 +194,13 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_ow
 
 	/* Bulk copies need alignment to 16 bytes. A copy per row takes four times as long as
 	 * cp.async. */
-	if (!are_aligned(own) || rows > FA_SM90_PAGED_ROWS_MAX ||
+	if (!are_aligned(own) || p->pattern.block_tokens || rows > FA_SM90_PAGED_ROWS_MAX ||
 	    !(are_in_strips(own) || fa_cuda_paged_sm90_can_map(own)))
 		with.portable_paged = true;
-	plan->decode = fa_cuda_paged_find(&with, FA_CUDA_PAGED_OWN_DECODE, own->store, own->dtype,
-	                                  own->head_dim, own->head_dim_v,
-	                                  rows > 4096 ? 4096 : (int32_t)rows);
+	plan->decode = find_decode(&with, p, own->head_dim, rows);
+	if (plan->decode && p->pattern.block_tokens && own->store != FA_PAGED_PLAIN &&
+	    plan->decode->dim == FA_CUDA_OWN_CODES_NO_PATTERN)
+		plan->decode = find_decode(&with, p, FA_CUDA_OWN_CODES_NO_PATTERN + 1, rows);
 	if (!plan->decode)
 		return fa_cuda_paged_no_kernel(chip, "attention over a client's own pages", text,
 		                               text_bytes);
@@ -126,7 +210,7 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_ow
 	        fa_cuda_paged_ceil_div((uint64_t)own->head_dim_v, (uint64_t)plan->decode->dim_v);
 	parts *= row_blocks(p, rows, (uint64_t)plan->decode->rows);
 	if (!p->deterministic)
-		tiles += longest(p) / FA_CUDA_PAGED_TILE;
+		tiles += longest_part(p) / FA_CUDA_PAGED_TILE;
 	if (parts > INT32_MAX || parts * tiles > INT32_MAX)
 		return fa_cuda_paged_fail(text, text_bytes,
 		                          "sequences of %d keys may have more than %d tiles of %d "
@@ -184,14 +268,14 @@ static void stand_in_init(struct stand_in *stand_in, const struct fa_paged_own_a
 			.lengths = &stand_in->length,
 		},
 		.cu_new = { 0, (uint32_t)p->total_q },
-		.length = longest(p),
+		.length = longest_part(p),
 	};
 }
 
 static uint64_t row_blocks_of(const struct fa_paged_own_attention *p, uint64_t rows)
 {
-	const uint64_t all = (uint64_t)p->total_q / rows + (uint64_t)p->batch;
-	const uint64_t each = fa_cuda_paged_ceil_div((uint64_t)p->max_q, rows);
+	const uint64_t all = (uint64_t)p->total_q / rows + all_parts(p);
+	const uint64_t each = fa_cuda_paged_ceil_div((uint64_t)p->max_q, rows) + parts_each(p) - 1;
 
 	return each * (uint64_t)p->batch < all ? each * (uint64_t)p->batch : all;
 }
@@ -208,7 +292,8 @@ static bool decode_is_sooner(const struct fa_cuda_chip *chip,
 	const uint64_t decode_blocks = row_blocks(p, (uint64_t)p->max_q * group, DECODE_ROWS) *
 	                               (uint64_t)p->pages->kv_heads;
 
-	if (p->deterministic || decode_blocks * (longest(p) / FA_CUDA_PAGED_TILE + 1) > INT32_MAX)
+	if (p->deterministic ||
+	    decode_blocks * (longest_part(p) / FA_CUDA_PAGED_TILE + 1) > INT32_MAX)
 		return false;
 	return decode_blocks * DECODE_COST <
 	       fa_cuda_paged_ceil_div(forward_blocks, FORWARD_BLOCKS * sms) * FORWARD_COST * sms;
@@ -222,14 +307,19 @@ static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_o
 	uint64_t blocks, slices;
 
 	stand_in_init(&stand_in, p);
-	if (fa_cuda_paged_own_packed_find(chip, p, &stand_in.attention, plan))
+	if (p->chunk_tokens == 0 && !has_prefixes(p) && !p->pattern.block_tokens &&
+	    fa_cuda_paged_own_packed_find(chip, p, &stand_in.attention, plan))
 		return 0;
-	if (p->max_q < (int32_t)FA_CUDA_PAGED_PREFILL_TOKENS)
+	if (p->pattern.block_tokens)
+		return 0;
+	/* Kernels for many rows shift those of a prefix, which windows and ALiBi would notice. */
+	if (p->max_q < (int32_t)FA_CUDA_PAGED_PREFILL_TOKENS ||
+	    (has_prefixes(p) && (p->window_left >= 0 || p->window_right >= 0 || p->alibi_slopes)))
 		return 0;
 	if (own->store == FA_PAGED_PLAIN && own->dtype != FA_ATTENTION_F32 &&
 	    fa_cuda_paged_sm90_can_map(own))
 		plan->forward = fa_cuda_paged_sm90_find(chip, &stand_in.attention, true,
-		                                        longest(p));
+		                                        longest_part(p));
 	if (!plan->forward)
 		plan->forward = fa_cuda_paged_find(chip, FA_CUDA_PAGED_OWN_FORWARD, own->store,
 		                                   own->dtype, own->head_dim, own->head_dim_v, 0);
@@ -268,6 +358,8 @@ static bool some_decode(const struct fa_cuda_paged_plan *plan,
 static bool plan_themselves(const struct fa_cuda_paged_plan *plan,
                             const struct fa_paged_own_attention *p)
 {
+	if (has_parts(p) || p->pattern.block_tokens || (plan->forward && p->chunk_tokens > 0))
+		return false;
 	/* Most kernels by TMA do so. */
 	if (plan->forward && !is_packed(plan) &&
 	    (!plan->forward->keys ||
@@ -284,7 +376,7 @@ int fa_cuda_paged_plan_own(const struct fa_cuda_chip *chip, const struct fa_page
                            struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
 {
 	const struct fa_paged_own *own = p->pages;
-	const size_t batch = (size_t)p->batch;
+	const size_t items = (size_t)all_parts(p);
 	size_t at;
 	int r;
 
@@ -299,6 +391,13 @@ int fa_cuda_paged_plan_own(const struct fa_cuda_chip *chip, const struct fa_page
 		                          "table_stride %lld is not supported: a table of %d rows "
 		                          "has at most 2^32 entries",
 		                          (long long)p->table_stride, p->batch);
+	if (p->chunk_tokens > 0 && p->total_q / p->chunk_tokens > CHUNKS_MAX)
+		return fa_cuda_paged_fail(
+			text, text_bytes,
+			"chunk_tokens %lld divides %lld rows into more than %d "
+			"parts, which is not supported over a client's pages on a "
+			"GPU",
+			(long long)p->chunk_tokens, (long long)p->total_q, CHUNKS_MAX);
 	plan->kernel = fa_cuda_paged_find(chip, FA_CUDA_PAGED_OWN_PLAN, FA_PAGED_PLAIN, own->dtype,
 	                                  0, 0, 0);
 	if (!plan->kernel)
@@ -325,11 +424,12 @@ int fa_cuda_paged_plan_own(const struct fa_cuda_chip *chip, const struct fa_page
 		at += fa_cuda_paged_packed_bytes(plan);
 	}
 	plan->own_ranges_at = take(&at, sizeof(struct fa_cuda_own_ranges));
-	plan->own_items_at = take(&at, batch * sizeof(struct fa_cuda_paged_item));
-	plan->own_forward_items_at = take(&at, batch * sizeof(struct fa_cuda_paged_item));
+	plan->own_items_at = take(&at, items * sizeof(struct fa_cuda_paged_item));
+	plan->own_forward_items_at = take(&at, items * sizeof(struct fa_cuda_paged_item));
 	plan->own_block_items_at = take(&at, plan->decode_grid * sizeof(uint32_t));
 	plan->own_forward_blocks_at = take(&at, plan->forward_blocks *
 	                                                sizeof(struct fa_cuda_paged_block));
+	plan->own_columns_at = take(&at, (size_t)p->heads * sizeof(uint32_t));
 	plan->workspace_bytes = at;
 	return 0;
 }
@@ -368,6 +468,15 @@ static void fill_plan(const struct fa_cuda_paged_plan *plan, const struct fa_pag
 		.parts = (uint32_t)own->kv_heads * slices,
 		.whole = p->deterministic,
 		.window_left = bounded_window(p->window_left),
+		.chunk = p->chunk_tokens < INT32_MAX ? (uint32_t)p->chunk_tokens : INT32_MAX,
+		.prefixes = has_prefixes(p) ? p->prefix_lengths : NULL,
+		.part_tokens = pattern_rows(p),
+		.heads = (uint32_t)p->heads,
+		.pattern_stride = p->pattern.block_tokens ? p->pattern.vert_stride : 0,
+		.pattern_step = p->pattern.head_step,
+		.pattern_first = p->pattern.first_head,
+		.columns = address(workspace + plan->own_columns_at),
+		.items_max = (uint32_t)all_parts(p),
 		.blocks = plan->decode_grid,
 		.part_blocks = PART_BLOCKS,
 		.forward_blocks_max = plan->forward_blocks,
@@ -419,6 +528,24 @@ static uint32_t table_bytes(const struct fa_paged_own_attention *p, uint32_t blo
 	                       sizeof(*p->table);
 
 	return bytes <= (uint64_t)blocks * 32 * 128 ? (uint32_t)bytes : 0;
+}
+
+static void fill_pattern(const struct fa_paged_own_attention *p, const uint32_t *columns,
+                         struct fa_cuda_own *own)
+{
+	const struct fa_attention_pattern *pattern = &p->pattern;
+	const int32_t tokens = pattern->block_tokens < PATTERN_BLOCK_MAX ? pattern->block_tokens
+	                                                                 : PATTERN_BLOCK_MAX;
+
+	if (!tokens)
+		return;
+	own->pattern_strips = (uint32_t)tokens / FA_CUDA_PAGED_STRIP;
+	own->pattern_tokens = tokens;
+	own->pattern_local = pattern->local_blocks < PATTERN_BLOCK_MAX / tokens
+	                             ? pattern->local_blocks
+	                             : PATTERN_BLOCK_MAX / tokens;
+	own->pattern_stride = pattern->vert_stride;
+	own->columns = columns;
 }
 
 static void fill_attention(const struct fa_cuda_paged_plan *plan,
@@ -474,7 +601,7 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 		args->partials = address(partials);
 		args->partial_sums = address(partials + sums_at);
 		args->partial_rows = plan->part_rows;
-		args->n_items = (uint32_t)p->batch;
+		args->n_items = (uint32_t)all_parts(p);
 		args->items = address(workspace + plan->own_items_at);
 		args->block_items = address(workspace + plan->own_block_items_at);
 	} else {
@@ -486,6 +613,9 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 		.dtype = (int32_t)own->dtype,
 	};
 	fill_own(own, address(workspace + plan->own_ranges_at), p->deterministic, &ret_args->own);
+	ret_args->own.starts = p->chunk_tokens > 0;
+	ret_args->own.right = bounded_window(p->window_right);
+	fill_pattern(p, address(workspace + plan->own_columns_at), &ret_args->own);
 	ret_args->own.table_bytes = table_bytes(p, decode ? plan->decode_grid : plan->forward_grid);
 	if (!plan->kernel || kernel->kind == FA_CUDA_PAGED_OWN_PACKED) {
 		const size_t plan_bytes = kernel->kind == FA_CUDA_PAGED_OWN_PACKED

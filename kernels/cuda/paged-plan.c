@@ -379,19 +379,6 @@ int fa_cuda_paged_plan(const struct fa_cuda_chip *chip, const struct fa_paged_re
 		                                text_bytes);
 		break;
 	case FA_PAGED_ATTEND_OWN:
-		if (request->own_attention.prefix_lengths)
-			return fa_cuda_paged_fail(
-				text, text_bytes,
-				"prefix_lengths are not supported over a client's "
-				"pages on a GPU: NULL");
-		if (request->own_attention.chunk_tokens > 0)
-			return fa_cuda_paged_fail(text, text_bytes,
-			                          "chunk_tokens %lld is not supported over a "
-			                          "client's pages on a GPU: 0",
-			                          (long long)request->own_attention.chunk_tokens);
-		if (request->own_attention.pattern.block_tokens)
-			return fa_cuda_paged_fail(text, text_bytes,
-			                          "patterns of blocks are not supported on a GPU");
 		r = fa_cuda_paged_plan_own(chip, &request->own_attention, &plan, text, text_bytes);
 		break;
 	case FA_PAGED_APPEND_OWN:

@@ -132,7 +132,7 @@ struct fa_cuda_paged_plan {
 	uint32_t own_units; /* packed rows over a client's own pages: units of a KV head */
 	/* Over a client's own pages: where in the workspace the device writes its plan. */
 	size_t own_ranges_at, own_items_at, own_forward_items_at, own_block_items_at,
-		own_forward_blocks_at;
+		own_forward_blocks_at, own_columns_at;
 	size_t first_at, second_at;
 	/* Many rows over codes: rows of each head that are bf16 in the workspace; 0: there are no
 	 * such. Where they are there, and where in the blob the arrays of paged-plan-widen.c. */

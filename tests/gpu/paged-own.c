@@ -195,6 +195,12 @@ void paged_own_init(struct paged_own *own, struct paged_problem *problem,
 	p->alibi_slopes = from->alibi_slopes;
 	p->sinks = from->sinks;
 	p->deterministic = spec->deterministic;
+	p->chunk_tokens = from->chunk_tokens;
+	p->pattern = from->pattern;
+	if (spec->prefixed) {
+		own->prefixes = paged_device_upload(spec->prefix, (size_t)spec->batch * 4);
+		p->prefix_lengths = POINTER(own->prefixes);
+	}
 }
 
 void paged_own_deinit(struct paged_own *own)
@@ -203,6 +209,8 @@ void paged_own_deinit(struct paged_own *own)
 	paged_gpu_free(paged_device_gpu, own->device_table);
 	paged_gpu_free(paged_device_gpu, own->device_lengths);
 	paged_gpu_free(paged_device_gpu, own->device_cu_q);
+	if (own->prefixes)
+		paged_gpu_free(paged_device_gpu, own->prefixes);
 	if (own->k_scales) {
 		paged_gpu_free(paged_device_gpu, own->k_scales);
 		paged_gpu_free(paged_device_gpu, own->v_scales);

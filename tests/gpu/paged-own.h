@@ -27,7 +27,7 @@ struct paged_own {
 	char *kv; /* host copies */
 	int32_t *table, *lengths, *cu_q;
 	int64_t v_at; /* bytes from K to V */
-	uint64_t device_kv, device_table, device_lengths, device_cu_q, k_scales, v_scales;
+	uint64_t device_kv, device_table, device_lengths, device_cu_q, k_scales, v_scales, prefixes;
 };
 
 /* Moves the tokens of @problem, whose other tensors are @device's. */

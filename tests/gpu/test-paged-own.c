@@ -264,6 +264,100 @@ static void run_wide(void)
 	paged_report("wide");
 }
 
+/* Attention chunks, which divide sequences of few rows and of many, and prefixes that end before, among
+ * and behind the rows; with infinities and NaNs where a row does not see them. */
+static void run_parts(void)
+{
+	static const uint32_t n_new[] = { 1, 60, 7, 140 }, lengths[] = { 300, 200, 129, 90 };
+	static const int32_t dims[] = { 128, 64, 80, 256 };
+
+	for (int i = 0; i < 24; i++) {
+		struct paged_spec spec = paged_usual;
+
+		spec.dtype = paged_dtypes[i % 5 == 4 ? 0 : 1 + i % 2];
+		spec.head_dim = spec.head_dim_v = dims[i / 2 % 4];
+		spec.batch = 1 + i % 4;
+		for (int32_t b = 0; b < spec.batch; b++) {
+			spec.n_new[b] = n_new[(i + b) % 4];
+			spec.lengths[b] = lengths[(i / 3 + b) % 4];
+			spec.prefix[b] = b % 3 == 2 ? 1000 : 10 + 23 * (uint32_t)(i + b) % 200;
+		}
+		spec.causal = i % 8 != 3;
+		spec.prefixed = spec.causal && i % 3 > 0;
+		spec.chunk = i % 3 != 1 ? 16 + 13 * i % 90 : 0;
+		spec.left_1 = i % 7 == 5 ? 50 : 0;
+		spec.right_1 = i % 8 == 3 ? 20 : 0;
+		spec.alibi = i % 9 == 7;
+		spec.sinks = i % 5 == 2;
+		spec.softcap = i % 6 == 4 ? 20 : 0;
+		spec.deterministic = i % 10 == 6;
+		spec.broken = i % 4 == 1 ? 5 : 0;
+		if (i % 6 == 5 && spec.dtype != FA_ATTENTION_F32) {
+			spec.store = FA_PAGED_E4M3;
+			spec.head_scales = true;
+		}
+		check(&spec, (enum paged_own_layout)(i % PAGED_OWN_LAYOUTS), i % 3 ? 16 : 5);
+	}
+	/* Sequences of a row each need no launch that divides them. */
+	for (int i = 0; i < 6; i++) {
+		struct paged_spec spec = paged_usual;
+
+		spec.batch = 4;
+		for (int32_t b = 0; b < spec.batch; b++) {
+			spec.n_new[b] = 1;
+			spec.lengths[b] = lengths[b];
+		}
+		spec.dtype = paged_dtypes[1 + i % 2];
+		spec.head_dim = spec.head_dim_v = dims[i % 2];
+		spec.chunk = 64 + 21 * (i % 3);
+		spec.left_1 = i == 4 ? 30 : 0;
+		check(&spec, (enum paged_own_layout)(i % PAGED_OWN_LAYOUTS), 16);
+	}
+	paged_report("parts");
+}
+
+/* Local and strided blocks, in decode and of many rows; hidden tokens hold infinities and NaNs. */
+static void run_patterns(void)
+{
+	static const uint32_t n_new[] = { 1, 60, 7, 140 }, lengths[] = { 700, 200, 129, 90 };
+	static const int32_t dims[] = { 128, 64, 80, 256 }, steps[] = { 0, 1, -1, 3 };
+
+	for (int i = 0; i < 24; i++) {
+		struct paged_spec spec = paged_usual;
+
+		spec.dtype = paged_dtypes[i % 5 == 4 ? 0 : 1 + i % 2];
+		spec.head_dim = spec.head_dim_v = dims[i / 2 % 4];
+		spec.batch = 1 + i % 3;
+		for (int32_t b = 0; b < spec.batch; b++) {
+			spec.n_new[b] = i < 8 ? 1 + (uint32_t)b : n_new[(i + b) % 4];
+			spec.lengths[b] = lengths[(i / 3 + b) % 4];
+			spec.prefix[b] = 10 + 23 * (uint32_t)(i + b) % 200;
+		}
+		if (i % 9 == 4) {
+			spec.heads = 40;
+			spec.kv_heads = 1;
+		}
+		spec.pattern = (struct fa_attention_pattern){ i % 3 ? 16 << i % 3 : 48, i % 4,
+			                                      2 + i % 7, steps[i / 4 % 4], i % 5 };
+		spec.causal = i % 8 != 3;
+		spec.prefixed = spec.causal && i % 6 == 2;
+		spec.chunk = i % 7 == 5 ? 100 : 0;
+		spec.left_1 = i % 7 == 6 ? 150 : 0;
+		spec.right_1 = i % 8 == 3 ? 20 : 0;
+		spec.alibi = i % 9 == 7;
+		spec.sinks = i % 5 == 2;
+		spec.softcap = i % 6 == 4 ? 20 : 0;
+		spec.deterministic = i % 10 == 6;
+		spec.broken = i % 4 == 1 ? 5 : 0;
+		if (i % 6 == 5 && spec.dtype != FA_ATTENTION_F32) {
+			spec.store = FA_PAGED_E4M3;
+			spec.head_scales = true;
+		}
+		check(&spec, (enum paged_own_layout)(i % PAGED_OWN_LAYOUTS), i % 3 ? 16 : 5);
+	}
+	paged_report("patterns");
+}
+
 static void run_random(void)
 {
 	for (int i = 0; i < paged_options.count; i++) {
@@ -293,6 +387,18 @@ static void run_random(void)
 		spec.deterministic = problem_random(4) == 0;
 		spec.softcap = problem_random(4) == 0 ? 15 : 0;
 		spec.left_1 = problem_random(3) == 0 ? 1 + (int64_t)problem_random(200) : 0;
+		spec.chunk = problem_random(4) == 0 ? 1 + (int64_t)problem_random(300) : 0;
+		spec.prefixed = spec.causal && problem_random(4) == 0;
+		if (problem_random(4) == 0)
+			spec.pattern = (struct fa_attention_pattern){
+				.block_tokens = 16 * (1 + (int32_t)problem_random(8)),
+				.local_blocks = (int32_t)problem_random(5),
+				.vert_stride = 1 + (int32_t)problem_random(12),
+				.head_step = (int32_t)problem_random(4) - 1,
+				.first_head = (int32_t)problem_random(9),
+			};
+		for (int32_t b = 0; b < spec.batch; b++)
+			spec.prefix[b] = (uint32_t)problem_random(problem_random(2) ? 200 : 1500);
 		spec.gaps = (int32_t)problem_random(3);
 		spec.broken = problem_random(4) == 0 ? 4 : 0;
 		if (problem_random(4) == 0)
@@ -361,6 +467,10 @@ static void hostile_one(int i)
 		spec.store = FA_PAGED_E4M3;
 		spec.head_scales = true;
 	}
+	spec.chunk = i % 4 == 2 ? 20 : 0;
+	spec.prefixed = i % 5 == 3;
+	for (int32_t b = 0; b < spec.batch; b++)
+		spec.prefix[b] = (uint32_t)hostile() & INT32_MAX;
 	chip.portable_paged = i / 2 % 2;
 	if (i % 3 == 1) {
 		chip.pack = 1;
@@ -463,6 +573,7 @@ static void scribbled_one(int i)
 	chip.sms = i % 4 == 2 ? 60 : chip.sms;
 	spec.dtype = paged_dtypes[1 + i / 2 % 2];
 	spec.n_new[2] = i % 4 < 2 ? 3 : 129;
+	spec.chunk = i % 4 == 3 ? 50 : 0;
 	paged_init(&problem, &spec);
 	if (setjmp(paged_failure)) {
 		paged_failed++;
@@ -623,6 +734,8 @@ static void run_all(void)
 	run_extends();
 	run_plain();
 	run_wide();
+	run_parts();
+	run_patterns();
 	run_kernels();
 	run_sizes();
 	run_hostile();

@@ -314,6 +314,132 @@ static void test_bounds(void **state)
 	assert_int_equal(launches(&scene, &h200), 0);
 }
 
+/* Chunks and prefixes divide sequences, which a launch does unless each has one row. */
+static void test_parts(void **state)
+{
+	struct fa_paged_own_attention *p;
+	struct scene scene;
+
+	scene_init(&scene, 128, 16);
+	p = &scene.request.own_attention;
+	p->chunk_tokens = 1024;
+	p->prefix_lengths = (void *)(uintptr_t)4096;
+	assert_int_equal(launches(&scene, &h200), 1);
+	assert_true(is(&scene.launches[0], "fa_sm90_own_decode_bf16_d128_a1"));
+	assert_null(scene.launches[0].args.own.own.ranges);
+	assert_int_equal(scene.launches[0].args.own.own.plan.chunk, 1024);
+	assert_int_equal(scene.launches[0].args.own.own.plan.items_max, 128);
+	/* One row sees its whole sequence. */
+	assert_null(scene.launches[0].args.own.own.plan.prefixes);
+
+	/* Up to 4 rows: in two chunks, or before the first key, or before and behind a prefix's
+	 * end. */
+	p->max_q = 4;
+	p->total_q = 400;
+	p->cu_q = (void *)(uintptr_t)4096;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[0], "fa_sm80_own_plan"));
+	assert_ptr_equal(scene.launches[0].args.own_plan.prefixes, p->prefix_lengths);
+	assert_int_equal(scene.launches[0].args.own_plan.items_max, 400);
+	assert_int_equal(scene.launches[1].args.own.attention.attention.n_items, 400);
+	assert_non_null(scene.launches[1].args.own.own.ranges);
+
+	/* Of many rows those of a prefix are apart. */
+	scene_init(&scene, 2, 16);
+	p = &scene.request.own_attention;
+	p->max_q = 3000;
+	p->total_q = 6000;
+	p->prefix_lengths = (void *)(uintptr_t)4096;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[0], "fa_sm80_own_plan"));
+	assert_int_equal(scene.launches[0].args.own_plan.items_max, 4);
+	assert_int_equal(scene.launches[0].args.own_plan.forward_blocks_max, 6000 / 128 + 4);
+	assert_true(is(&scene.launches[1], "fa_sm90_own_prefill_bf16_d128_v128_band"));
+	p->chunk_tokens = 1000;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_int_equal(scene.launches[0].args.own_plan.items_max, 2 * (2999 / 1000 + 4));
+	assert_int_equal(launches(&scene, &a10), 2);
+	assert_true(is(&scene.launches[1], "fa_sm80_own_forward_bf16_d128"));
+	/* With a window, decode computes prefixes. */
+	p->window_left = 100;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[1], "fa_sm90_own_decode_bf16_d128"));
+	/* Without causal they have no effect. */
+	p->causal = false;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[1], "fa_sm90_own_prefill_bf16_d128_v128_band"));
+	assert_null(scene.launches[0].args.own_plan.prefixes);
+
+	p->chunk_tokens = 1;
+	p->max_q = 20000;
+	p->total_q = 40000;
+	assert_int_equal(plan(&scene, &h200), -ENOTSUP);
+	assert_non_null(strstr(scene.text, "chunk_tokens 1 divides 40000 rows into more than "
+	                                   "16384 parts"));
+}
+
+/* Patterns are decoded by portable kernels, rows of a few tokens at a time. */
+static void test_patterns(void **state)
+{
+	const struct fa_cuda_own *own;
+	struct fa_paged_own_attention *p;
+	struct scene scene;
+
+	scene_init(&scene, 100, 16);
+	p = &scene.request.own_attention;
+	p->pattern = (struct fa_attention_pattern){ 64, 16, 8, -1, 5 };
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[0], "fa_sm80_own_plan"));
+	assert_int_equal(scene.launches[0].args.own_plan.pattern_stride, 8);
+	assert_int_equal(scene.launches[0].args.own_plan.pattern_step, -1);
+	assert_int_equal(scene.launches[0].args.own_plan.pattern_first, 5);
+	assert_int_equal(scene.launches[0].args.own_plan.heads, 32);
+	assert_int_equal(scene.launches[0].args.own_plan.items_max, 100);
+	assert_true(is(&scene.launches[1], "fa_sm80_own_decode_bf16_d128"));
+	own = &scene.launches[1].args.own.own;
+	assert_int_equal(own->pattern_strips, 4);
+	assert_int_equal(own->pattern_tokens, 64);
+	assert_int_equal(own->pattern_local, 16);
+	assert_ptr_equal(own->columns, scene.launches[0].args.own_plan.columns);
+	assert_true((uint64_t)(uintptr_t)(own->columns + 32) <=
+	            (1 << 20) + scene.plan.workspace_bytes);
+
+	/* Numbers far above any position. */
+	p->pattern = (struct fa_attention_pattern){ INT32_MAX / 16 * 16, INT32_MAX, 1, 0, 0 };
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_int_equal(own->pattern_tokens, 1 << 30);
+	assert_int_equal(own->pattern_local, 1);
+	p->pattern = (struct fa_attention_pattern){ 16, INT32_MAX, 1, 0, 0 };
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_int_equal(own->pattern_local, 1 << 26);
+
+	/* A kernel for codes has no registers for patterns. */
+	scene_init(&scene, 1, 16);
+	scene.pages.store = FA_PAGED_E4M3;
+	scene.pages.head_dim = scene.pages.head_dim_v = 160;
+	assert_int_equal(launches(&scene, &a10), 2);
+	assert_true(is(&scene.launches[1], "fa_sm80_own_decode_e4m3_d256"));
+	scene.request.own_attention.pattern = (struct fa_attention_pattern){ 64, 16, 8, 1, 0 };
+	assert_int_equal(launches(&scene, &a10), 2);
+	assert_true(is(&scene.launches[1], "fa_sm80_own_decode_e4m3_d640"));
+
+	/* Of many rows groups of 4 query heads have 8 tokens each. */
+	scene_init(&scene, 2, 16);
+	p = &scene.request.own_attention;
+	p->pattern = (struct fa_attention_pattern){ 64, 16, 8, 1, 0 };
+	p->max_q = 3000;
+	p->total_q = 6000;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[1], "fa_sm80_own_decode_bf16_d128"));
+	assert_int_equal(scene.launches[0].args.own_plan.part_tokens, 8);
+	assert_int_equal(scene.launches[0].args.own_plan.items_max, 2 * (1 + 3000 / 8));
+	/* Without causal rows see keys behind themselves. */
+	p->causal = false;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_int_equal(scene.launches[0].args.own_plan.part_tokens, 0);
+	assert_int_equal(scene.launches[0].args.own_plan.items_max, 2);
+}
+
 static void test_refused(void **state)
 {
 	struct scene scene;
@@ -345,6 +471,7 @@ int main(void)
 		cmocka_unit_test(test_decode),  cmocka_unit_test(test_prefill),
 		cmocka_unit_test(test_extends), cmocka_unit_test(test_bounds),
 		cmocka_unit_test(test_refused), cmocka_unit_test(test_plain_mla),
+		cmocka_unit_test(test_parts),   cmocka_unit_test(test_patterns),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -153,3 +153,37 @@ template <int BYTES> __device__ __forceinline__ uint4 fa_own_load_elements(const
 	}
 	return make_uint4(words[0], words[1], words[2], words[3]);
 }
+
+/* True for kernels that compute local and strided blocks. One has no registers for them. */
+template <class C>
+constexpr bool fa_own_patterns = C::OWN && !C::PRECOMPUTED &&
+                                 !(C::QUANTISED && C::DIM == FA_CUDA_OWN_CODES_NO_PATTERN);
+
+/* A block of a pattern, modulo the stride, and the position from which on rows see it only if that is
+ * their column. */
+struct fa_own_block {
+	int32_t column, end;
+};
+
+/* The block of the strip that begins with @token. */
+__device__ __forceinline__ struct fa_own_block fa_own_block_of(const struct fa_cuda_own &own,
+                                                               int32_t token)
+{
+	const int32_t block = (int32_t)((uint32_t)token / FA_CUDA_PAGED_STRIP / own.pattern_strips);
+
+	return { block % own.pattern_stride, (block + own.pattern_local) * own.pattern_tokens };
+}
+
+/* True if some row from position @first on, of a head of the KV head, may see the strip. A whole
+ * warp. */
+__device__ __forceinline__ bool fa_own_sees(const struct fa_cuda_paged_attention &args,
+                                            int32_t first, uint32_t kv_head, int32_t token)
+{
+	const struct fa_own_block block = fa_own_block_of(fa_own_of(args), token);
+	const uint32_t group = args.attention.group;
+	bool sees = block.end > first;
+
+	for (uint32_t i = fa_thread_index() % 32; i < group && !sees; i += 32)
+		sees = fa_own_of(args).columns[kv_head * group + i] == (uint32_t)block.column;
+	return __any_sync(~0u, sees);
+}

@@ -11,12 +11,22 @@
 
 #include <stdint.h>
 
+/* Sets the first key of an item that rows may see. */
+__device__ __forceinline__ void fa_own_set_begin(const struct fa_cuda_own_plan &p,
+                                                 struct fa_cuda_paged_item &item)
+{
+	const int64_t from = (int64_t)item.n_k - item.n_q - p.window_left;
+	const uint32_t seen = from > 0 ? (uint32_t)(from < item.n_k ? from : item.n_k) : 0;
+
+	item.begin = seen > item.first ? seen : item.first;
+}
+
 /* Returns sequence @b's item; tile, tiles, parts and row_blocks are not set. */
 __device__ __forceinline__ struct fa_cuda_paged_item fa_own_item(const struct fa_cuda_own_plan &p,
                                                                  uint32_t b)
 {
 	const int64_t length = *(const volatile int32_t *)(p.lengths + b);
-	int64_t begin = (int64_t)b * p.max_q, n = p.max_q, from;
+	int64_t begin = (int64_t)b * p.max_q, n = p.max_q;
 	struct fa_cuda_paged_item item = {};
 
 	if (p.cu_q) {
@@ -29,12 +39,47 @@ __device__ __forceinline__ struct fa_cuda_paged_item fa_own_item(const struct fa
 	item.first_q = (uint32_t)begin;
 	item.n_q = (uint32_t)n;
 	item.n_k = (uint32_t)(length < 0 ? 0 : length > p.max_k ? p.max_k : length);
-	from = (int64_t)item.n_k - n - p.window_left;
-	item.begin = from > 0 ? (uint32_t)(from < item.n_k ? from : item.n_k) : 0;
+	fa_own_set_begin(p, item);
 	item.table_start = b * p.table_stride;
 	item.tree_start = FA_CUDA_PAGED_NO_TREE;
 	item.append = item.n_k;
 	return item;
+}
+
+/* Returns the part of a sequence's item that begins with row @row: as many rows as are in one chunk
+ * and, of many rows (@forward), on one side of the end of the prefix. @prefix: its tokens. With
+ * part_tokens, rows see no key behind themselves. */
+__device__ __forceinline__ struct fa_cuda_paged_item
+fa_own_part(const struct fa_cuda_own_plan &p, const struct fa_cuda_paged_item &of, uint32_t row,
+            uint32_t prefix, bool forward)
+{
+	const int64_t at = (int64_t)of.n_k - of.n_q + row;
+	struct fa_cuda_paged_item part = of;
+	int64_t end = of.n_k;
+	bool in_prefix;
+
+	if (p.chunk > 0) {
+		/* Rows before the first key are in chunks without keys. */
+		part.first = at < 0 ? 0 : (uint32_t)at / p.chunk * p.chunk;
+		end = at < 0 ? 0 : (int64_t)part.first + p.chunk;
+		end = end < of.n_k ? end : of.n_k;
+	}
+	prefix = prefix < end ? prefix : (uint32_t)end;
+	in_prefix = forward && prefix > 0 && (int64_t)prefix > at;
+	if (in_prefix)
+		end = prefix;
+	if (!forward && p.part_tokens > 0 && end > at + p.part_tokens)
+		end = at + p.part_tokens;
+	part.first_q = of.first_q + row;
+	part.n_q = (uint32_t)(end - at);
+	part.n_k = end > 0 ? (uint32_t)end : 0;
+	if (!forward)
+		part.append = prefix;
+	else
+		/* All rows of a prefix see all of it, as if they were behind its last token. */
+		part.append = in_prefix ? prefix - 1 + part.n_q : part.n_k;
+	fa_own_set_begin(p, part);
+	return part;
 }
 
 /* Sets the parts and tiles of an item with rows; tile is not set. */
@@ -83,6 +128,8 @@ __device__ __forceinline__ void fa_own_plan_in_shared(const struct fa_cuda_paged
 		if (item.n_q >= p.forward_from)
 			item.n_q = 0;
 		if (item.n_q > 0) {
+			/* The sequence is one part. */
+			item = fa_own_part(p, item, 0, 0, false);
 			fa_own_divide_item(p, item);
 			tiles = (uint64_t)item.parts * item.tiles;
 		}

@@ -71,7 +71,10 @@ struct fa_cuda_paged_item {
 	uint32_t first;       /* earlier tokens are hidden */
 	uint32_t table_start; /* modulo 2^32 */
 	uint32_t tree_start;  /* words, or FA_CUDA_PAGED_NO_TREE */
-	uint32_t append;      /* token index of new row 0; n_k: no append */
+	/* Token index of new row 0; n_k: no append. Over a client's own pages, which no attention
+	 * appends to: in decode, every row sees the keys before it that its window and bounds leave;
+	 * of many rows, the position behind the last row's. */
+	uint32_t append;
 };
 
 /*
@@ -300,11 +303,20 @@ struct fa_cuda_own_plan {
 	uint32_t forward_rows, forward_from; /* sequences with this many rows do not decode */
 	uint32_t rows, group, parts;         /* decode: rows of a part; kv_heads * slices */
 	uint32_t whole;
-	int32_t window_left;          /* FA_CUDA_WINDOW_MAX: unbounded */
+	int32_t window_left; /* FA_CUDA_WINDOW_MAX: unbounded */
+	/* Chunks and prefixes divide a sequence's rows into items (fa_own_part()). */
+	uint32_t chunk;          /* tokens of an attention chunk; 0: no chunks */
+	const int32_t *prefixes; /* [batch], the client's; NULL: no prefixes */
+	uint32_t part_tokens;    /* decode: rows of an item; 0: all of a sequence */
+	/* Local and strided blocks: numbers of struct fa_attention_pattern. */
+	uint32_t heads;
+	int32_t pattern_stride, pattern_step, pattern_first; /* stride 0: no pattern */
+	uint32_t *columns;                                   /* [heads], as in struct fa_cuda_own */
+	uint32_t items_max;                                  /* of decode, and of many rows */
 	uint32_t blocks, part_blocks; /* most thread blocks of decode; most of them for each part */
 	uint32_t forward_blocks_max;
 	struct fa_cuda_own_ranges *ranges;
-	struct fa_cuda_paged_item *items, *forward_items; /* [batch] */
+	struct fa_cuda_paged_item *items, *forward_items; /* [items_max] */
 	uint32_t *block_items;                            /* [blocks] */
 	struct fa_cuda_paged_block *forward_blocks;       /* [forward_blocks_max] */
 };
@@ -361,7 +373,15 @@ struct fa_cuda_own {
 	uint64_t page_magic;
 	uint32_t page_shift, page_tokens;
 	uint32_t last_page;
-	uint32_t whole;   /* each part has one tile, of all its keys: no part is divided */
+	uint32_t whole;  /* each part has one tile, of all its keys: no part is divided */
+	uint32_t starts; /* keys of items may begin behind key 0 */
+	int32_t right;   /* decode: keys that a row sees behind itself, of a prefix, too */
+	/* Local and strided blocks, of so many strips; 0: none. A row at position p in query head h
+	 * sees block b if (b + pattern_local) * pattern_tokens > p, or if b modulo pattern_stride is
+	 * columns[h]. */
+	uint32_t pattern_strips;
+	int32_t pattern_tokens, pattern_local, pattern_stride;
+	const uint32_t *columns;
 	uint32_t aligned; /* rows of K and V are 16-byte aligned */
 	/* Pages are whole strips and a head's rows contiguous: copied at once; or copied by the
 	 * maps. */
@@ -374,6 +394,9 @@ struct fa_cuda_paged_attention_own {
 	struct fa_cuda_paged_attention_quantised attention;
 	struct fa_cuda_own own;
 };
+
+/* Head dim of the kernel over a client's pages of codes that does not compute patterns: wider ones do. */
+#define FA_CUDA_OWN_CODES_NO_PATTERN 256
 
 /* Append: a warp for each row of K, then of V; rows are [tokens][kv_heads]. */
 struct fa_cuda_own_append {

@@ -20,7 +20,7 @@
 struct fa_paged_row {
 	int32_t low, high; /* sees keys [low, high), apart from trees */
 	int32_t position;  /* among the keys */
-	int32_t token;     /* among the sequence's new ones */
+	int32_t token;     /* among the sequence's new ones; with a pattern: the head's column */
 	float slope;       /* of ALiBi, in units of ln 2 */
 	union {
 		float factor;
@@ -82,12 +82,21 @@ fa_paged_row_of(const struct fa_cuda_paged_attention &args, const fa_paged_segme
 	/* Masks decide about a tree's new tokens. */
 	info.high = tree ? (int32_t)item.n_k
 	                 : min((int32_t)item.n_k, info.position + p.window_right + 1);
+	/* Of a prefix a row sees what is behind it, too. */
+	if constexpr (C::OWN)
+		info.high = min(max(info.high, (int32_t)item.append),
+		                info.position + fa_own_of(args).right + 1);
 	if constexpr (C::SPLIT_ITEMS) {
 		if (segment.split.n_suffixes > 0) {
 			info.low = (int32_t)item.first;
 			info.high = (int32_t)item.n_k;
 		}
 	}
+	if constexpr (fa_own_patterns<C>)
+		if (fa_own_of(args).pattern_strips)
+			info.token =
+				(int32_t)fa_own_of(args)
+					.columns[segment.kv_head(args) * p.group + at % p.group];
 	info.slope = p.alibi_slopes
 	                     ? p.alibi_slopes[segment.kv_head(args) * p.group + at % p.group] *
 	                               1.44269504f
@@ -115,6 +124,12 @@ fa_paged_unmasked_of(const struct fa_cuda_paged_attention &args,
 	const struct fa_paged_row bottom = fa_paged_row_get(rows_info, C::ROWS - 1);
 	struct fa_paged_unmasked clear = { max(bottom.low, (int32_t)item.begin), top.high };
 
+	/* The first key from which on all blocks are local to all rows, or a later one. */
+	if constexpr (fa_own_patterns<C>)
+		if (fa_own_of(args).pattern_strips)
+			clear.begin = max(clear.begin,
+			                  bottom.position - (fa_own_of(args).pattern_local - 1) *
+			                                            fa_own_of(args).pattern_tokens);
 	if (item.tree_start != FA_CUDA_PAGED_NO_TREE) {
 		/* Positions are in no order; a window may hide anything. */
 		clear.begin = args.attention.window_left < FA_CUDA_WINDOW_MAX ? (int32_t)item.n_k
@@ -135,17 +150,23 @@ fa_paged_mask_scores_as(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_page
 	const bool tree = TREES && item.tree_start != FA_CUDA_PAGED_NO_TREE;
 	const uint32_t words = (item.n_q + 31) / 32;
 	struct fa_paged_visibility visible = { 0 };
+	struct fa_own_block block = { 0, INT32_MAX };
 
+	if constexpr (fa_own_patterns<C>)
+		if (fa_own_of(args).pattern_strips)
+			block = fa_own_block_of(fa_own_of(args), token);
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
 		const struct fa_paged_row info = fa_paged_row_get(rows_info, g + 8 * r);
 		const uint32_t *mask = args.tree + item.tree_start + info.token * words;
+		const bool in_pattern = !fa_own_patterns<C> || block.end > info.position ||
+		                        block.column == info.token;
 
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			const int32_t key = token + C::key(t, i);
 			float &dot = dots[r / 2][i / 2][r % 2 * 2 + i % 2];
-			bool sees = key >= info.low && key < info.high;
+			bool sees = key >= info.low && key < info.high && in_pattern;
 			int32_t position = key;
 
 			if (tree && key >= old && sees) {

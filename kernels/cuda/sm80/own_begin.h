@@ -101,74 +101,145 @@ __device__ __forceinline__ void fa_own_divide(const struct fa_cuda_own_plan &p, 
 	}
 }
 
+/* What is before a sequence's items, or an item. */
+struct fa_own_place {
+	uint64_t tiles;
+	uint32_t items, forward_items, forward_blocks;
+};
+
+__device__ __forceinline__ uint32_t fa_own_prefix(const struct fa_cuda_own_plan &p, uint32_t b)
+{
+	const int32_t prefix = p.prefixes ? *(const volatile int32_t *)(p.prefixes + b) : 0;
+
+	return prefix > 0 ? (uint32_t)prefix : 0;
+}
+
+/* Adds the item to @place; it is written if @WRITES, and if it and all before it fit. */
+template <bool WRITES>
+__device__ __forceinline__ void fa_own_add(const struct fa_cuda_own_plan &p, bool forward,
+                                           struct fa_cuda_paged_item item,
+                                           struct fa_own_place &place, struct fa_own_place &fits)
+{
+	if (forward) {
+		const uint32_t at = place.forward_items++;
+
+		item.tile = place.forward_blocks;
+		place.forward_blocks += (item.n_q + p.forward_rows - 1) / p.forward_rows;
+		if (!WRITES || at >= p.items_max)
+			return;
+		item.begin = 0;
+		p.forward_items[at] = item;
+		fits.forward_items = place.forward_items;
+		fits.forward_blocks = place.forward_blocks;
+	} else {
+		const uint32_t at = place.items++;
+
+		fa_own_divide_item(p, item);
+		item.tile = (uint32_t)place.tiles;
+		place.tiles += (uint64_t)item.parts * item.tiles;
+		if (!WRITES || at >= p.items_max || place.tiles > INT32_MAX)
+			return;
+		p.items[at] = item;
+		fits.items = place.items;
+		fits.tiles = place.tiles;
+	}
+}
+
+/* Adds a sequence's items. */
+template <bool WRITES>
+__device__ __forceinline__ void
+fa_own_add_sequence(const struct fa_cuda_own_plan &p, const struct fa_cuda_paged_item &sequence,
+                    uint32_t prefix, struct fa_own_place &place, struct fa_own_place &fits)
+{
+	const bool forward = sequence.n_q >= p.forward_from;
+
+#pragma unroll 1
+	for (uint32_t row = 0; row < sequence.n_q;) {
+		const struct fa_cuda_paged_item part = fa_own_part(p, sequence, row, prefix,
+		                                                   forward);
+
+		fa_own_add<WRITES>(p, forward, part, place, fits);
+		row += part.n_q;
+	}
+}
+
 __device__ __forceinline__ void fa_own_plan(const struct fa_cuda_own_plan &p,
                                             struct fa_own_sums *shared)
 {
 	struct fa_own_sums total = {};
-	uint64_t tiles = 0;
-	uint32_t items = 0;
+	struct fa_own_place fits = {};
 
 #pragma unroll 1
 	for (uint32_t first = 0; first < (uint32_t)p.batch; first += FA_CUDA_TOKENS_THREADS) {
 		const uint32_t b = first + threadIdx.x;
-		struct fa_cuda_paged_item item = {};
-		struct fa_own_sums sums = {}, before;
-		bool forward = false;
+		struct fa_cuda_paged_item sequence = {};
+		struct fa_own_place place = {};
+		struct fa_own_sums before;
+		uint32_t prefix = 0;
 
-		if (b < (uint32_t)p.batch)
-			item = fa_own_item(p, b);
-		if (item.n_q >= p.forward_from) {
-			forward = true;
-			sums.of[1] = (uint64_t)1 << 32;
-			sums.of[2] = (item.n_q + p.forward_rows - 1) / p.forward_rows;
-		} else if (item.n_q > 0) {
-			fa_own_divide_item(p, item);
-			sums.of[0] = (uint64_t)item.parts * item.tiles;
-			sums.of[1] = 1;
+		if (b < (uint32_t)p.batch) {
+			sequence = fa_own_item(p, b);
+			prefix = fa_own_prefix(p, b);
 		}
-		before = fa_own_scan(sums, total, shared);
-		if (forward) {
-			item.tile = (uint32_t)before.of[2];
-			item.begin = 0;
-			p.forward_items[before.of[1] >> 32] = item;
-		} else if (item.n_q > 0 && before.of[0] + sums.of[0] <= INT32_MAX) {
-			item.tile = (uint32_t)before.of[0];
-			p.items[(uint32_t)before.of[1]] = item;
-			tiles = before.of[0] + sums.of[0];
-			items = (uint32_t)before.of[1] + 1;
-		}
+		fa_own_add_sequence<false>(p, sequence, prefix, place, fits);
+		before = fa_own_scan(
+			{ { place.tiles, (uint64_t)place.forward_items << 32 | place.items,
+		            place.forward_blocks } },
+			total, shared);
+		place = { before.of[0], (uint32_t)before.of[1], (uint32_t)(before.of[1] >> 32),
+			  (uint32_t)before.of[2] };
+		fa_own_add_sequence<true>(p, sequence, prefix, place, fits);
 	}
 
-	/* All tiles end with those of the last item that fits. */
+	/* All ends with the last items that fit. */
 #pragma unroll
 	for (int mask = 16; mask > 0; mask /= 2) {
-		const uint64_t other = __shfl_xor_sync(~0u, tiles, mask);
-		const uint32_t others = __shfl_xor_sync(~0u, items, mask);
+		const uint64_t other = __shfl_xor_sync(~0u, fits.tiles, mask);
 
-		tiles = tiles > other ? tiles : other;
-		items = max(items, others);
+		fits.tiles = fits.tiles > other ? fits.tiles : other;
+		fits.items = max(fits.items, __shfl_xor_sync(~0u, fits.items, mask));
+		fits.forward_items = max(fits.forward_items,
+		                         __shfl_xor_sync(~0u, fits.forward_items, mask));
+		fits.forward_blocks = max(fits.forward_blocks,
+		                          __shfl_xor_sync(~0u, fits.forward_blocks, mask));
 	}
-	if (threadIdx.x % 32 == 0) {
-		shared[threadIdx.x / 32].of[0] = tiles;
-		shared[threadIdx.x / 32].of[1] = items;
-	}
+	struct fa_own_place *const all = (struct fa_own_place *)shared;
+
+	static_assert(sizeof(*all) <= sizeof(*shared), "one for each warp");
+	if (threadIdx.x % 32 == 0)
+		all[threadIdx.x / 32] = fits;
 	__syncthreads(); /* the warps' results, and all items, are written */
 	for (uint32_t w = 0; w < FA_OWN_WARPS; w++) {
-		tiles = tiles > shared[w].of[0] ? tiles : shared[w].of[0];
-		items = max(items, (uint32_t)shared[w].of[1]);
+		fits.tiles = fits.tiles > all[w].tiles ? fits.tiles : all[w].tiles;
+		fits.items = max(fits.items, all[w].items);
+		fits.forward_items = max(fits.forward_items, all[w].forward_items);
+		fits.forward_blocks = max(fits.forward_blocks, all[w].forward_blocks);
 	}
-	/* Blocks of decode search as many as the batch may have. */
+	/* Blocks of decode search as many as there may be. */
 #pragma unroll 1
-	for (uint32_t i = items + threadIdx.x; i < (uint32_t)p.batch; i += FA_CUDA_TOKENS_THREADS)
+	for (uint32_t i = fits.items + threadIdx.x; i < p.items_max; i += FA_CUDA_TOKENS_THREADS)
 		p.items[i].tile = UINT32_MAX;
-	fa_own_divide(p, (uint32_t)tiles, items, (uint32_t)(total.of[1] >> 32),
-	              (uint32_t)total.of[2]);
+	fa_own_divide(p, (uint32_t)fits.tiles, fits.items, fits.forward_items, fits.forward_blocks);
+}
+
+/* Returns which blocks head @head sees everywhere, modulo the stride. */
+__device__ __forceinline__ uint32_t fa_own_column(const struct fa_cuda_own_plan &p, uint32_t head)
+{
+	const int64_t number = (int64_t)p.pattern_first + head, step = p.pattern_step;
+	const int64_t first = step < 0 ? number / p.group * -step : number * step;
+
+	return (uint32_t)(p.pattern_stride - 1 - first % p.pattern_stride);
 }
 
 /* Called by the one block of its launch. */
 __device__ __forceinline__ void fa_own_begin(const struct fa_cuda_own_plan &p)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
+
+	if (p.pattern_stride > 0)
+#pragma unroll 1
+		for (uint32_t h = threadIdx.x; h < p.heads; h += FA_CUDA_TOKENS_THREADS)
+			p.columns[h] = fa_own_column(p, h);
 
 	fa_own_plan(p, (struct fa_own_sums *)shared_memory);
 }

@@ -165,17 +165,30 @@ template <bool V> struct fa_sm80_own_token_rows {
 	}
 };
 
-struct fa_sm80_own : fa_sm80_pages {
-	static constexpr bool STARTS = false;
+__device__ __forceinline__ const struct fa_cuda_paged_item &
+fa_sm80_own_item(const struct fa_cuda_paged_attention &args)
+{
+	const uint32_t width = args.attention.heads * args.slices;
 
-	static __device__ __forceinline__ int32_t start(const WORK &)
+	return args.items[args.blocks[fa_block_index() / width].item];
+}
+
+struct fa_sm80_own : fa_sm80_pages {
+	static __device__ __forceinline__ WORK work(const ARGS &args, int32_t rows)
 	{
-		return 0;
+		WORK work = fa_sm80_pages::work(args, rows);
+
+		/* Behind the last row of a prefix is another position than behind its last key. */
+		work.diagonal = (int32_t)fa_sm80_own_item(args).append - work.n_q;
+		return work;
 	}
 
-	template <class K> static __device__ __forceinline__ int32_t hidden(const K &)
+	/* Read again, which saves registers. */
+	template <class K> static __device__ __forceinline__ int32_t hidden(const K &k)
 	{
-		return 0;
+		if (!fa_own_of(k.keys.args).starts)
+			return 0;
+		return (int32_t)fa_sm80_own_item(k.keys.args).first - k.keys.key;
 	}
 
 	static __device__ __forceinline__ const char *k_head(const ARGS &args, const WORK &work)

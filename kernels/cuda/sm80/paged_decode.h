@@ -365,6 +365,12 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 #pragma unroll 1
 		for (int32_t token = segment.begin + warp * FA_CUDA_PAGED_STRIP;
 		     token < segment.end; token += C::WARPS * FA_CUDA_PAGED_STRIP) {
+			if constexpr (fa_own_patterns<C>)
+				if (fa_own_of(args).pattern_strips &&
+				    !fa_own_sees(args, fa_paged_first_position(item),
+				                 segment.kv_head(args), token))
+					continue;
+
 			const bool hides = clear.hides(token);
 			struct fa_paged_visibility visible = { ~0u };
 			float dots[C::ATOMS][2][4];

@@ -294,6 +294,12 @@ __device__ __forceinline__ void fa_quantised_decode(const struct fa_cuda_paged_a
 #pragma unroll 1
 		for (int32_t token = segment.begin + warp * FA_CUDA_PAGED_STRIP;
 		     token < segment.end; token += C::WARPS * FA_CUDA_PAGED_STRIP) {
+			if constexpr (fa_own_patterns<C>)
+				if (fa_own_of(args).pattern_strips &&
+				    !fa_own_sees(args, fa_paged_first_position(item),
+				                 segment.kv_head(args), token))
+					continue;
+
 			const uint32_t scales_v = stage + C::SCALES + 64;
 			const bool hides = clear.hides(token);
 			float dots[C::ATOMS][2][4], scales[4];

@@ -79,6 +79,11 @@ struct fa_paged_config {
 	              "pairs of columns");
 };
 
+__device__ __forceinline__ int32_t fa_paged_first_position(const struct fa_cuda_paged_item &item)
+{
+	return (int32_t)item.n_k - (int32_t)item.n_q;
+}
+
 /* Copies strips in the order of computation. */
 template <class C> struct fa_paged_loader {
 	fa_paged_segment_of<C> segment;
@@ -110,6 +115,22 @@ template <class C> struct fa_paged_loader {
 		slot = pages.table[segment.item.table_start + page];
 	}
 
+	/* Goes to the warp's next strip of the segment that a pattern shows. */
+	__device__ __forceinline__ void skip(const struct fa_cuda_paged_attention &args)
+	{
+		if constexpr (fa_own_patterns<C>) {
+			if (!fa_own_of(args).pattern_strips)
+				return;
+			const uint32_t head = segment.kv_head(args);
+
+#pragma unroll 1
+			while (token < segment.end &&
+			       !fa_own_sees(args, fa_paged_first_position(segment.item), head,
+			                    token))
+				token += C::WARPS * FA_CUDA_PAGED_STRIP;
+		}
+	}
+
 	/* Goes to the warp's first strip of the segment, or of the next one that has any. */
 	__device__ __forceinline__ void enter(const struct fa_cuda_paged_attention &args)
 	{
@@ -117,6 +138,7 @@ template <class C> struct fa_paged_loader {
 
 		for (;;) {
 			token = segment.begin + threadIdx.x / 32 * FA_CUDA_PAGED_STRIP;
+			skip(args);
 			if (token < segment.end)
 				break;
 			done = !segment.next(args);
@@ -314,6 +336,7 @@ template <class C> struct fa_paged_loader {
 			if (stage == ring + C::STAGES * C::STRIP_BYTES)
 				stage = ring;
 			token += C::WARPS * FA_CUDA_PAGED_STRIP;
+			skip(args);
 			if (token < segment.end) {
 				look_up(args);
 			} else {

@@ -178,7 +178,10 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		ret_work.n_k = __shfl_sync(~0u, b.z, 0);
 		ret_work.first = __shfl_sync(~0u, c.x, 0);
 		ret_work.table_start = __shfl_sync(~0u, c.y, 0);
-		ret_work.diagonal = ret_work.n_k - ret_work.n_q;
+		if constexpr (C::SOURCE::OWN)
+			ret_work.diagonal = __shfl_sync(~0u, c.w, 0) - ret_work.n_q;
+		else
+			ret_work.diagonal = ret_work.n_k - ret_work.n_q;
 		ret_block.part_rows = (uint32_t)part << FA_SM90_PAGE_ROWS_BITS;
 		reversed = !reversed;
 
