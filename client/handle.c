@@ -45,7 +45,8 @@ static struct entry *entry_at(uint64_t index)
 	return entries ? &entries[index + FIRST_CHUNK - ((uint64_t)FIRST_CHUNK << chunk)] : NULL;
 }
 
-/* For twice @live entries. Returns the number of entries; 0: no memory. */
+/* Allocates chunks of the table until it has at least twice @live entries. Returns the number of
+ * entries; 0: no memory. */
 static uint64_t reserve(uint64_t live)
 {
 	uint64_t n = 0;

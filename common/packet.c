@@ -133,7 +133,8 @@ int fa_packet_drop(int socket)
 ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
                           int flags)
 {
-	/* Room for the permitted ones: the kernel drops others and sets MSG_CTRUNC. */
+	/* Has room for the permitted number of descriptors: the kernel drops others, and sets
+	 * MSG_CTRUNC. */
 	union {
 		struct cmsghdr align;
 		char space[CMSG_SPACE(FA_PACKET_FDS_MAX * sizeof(int))];

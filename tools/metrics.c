@@ -15,7 +15,7 @@ enum type {
 	COUNTER,
 };
 
-/* A number of the status. What ends in _seconds is in ns there. */
+/* A number of the status. If the name ends in _seconds, the status has it in nanoseconds. */
 struct metric {
 	const char *name; /* without the suffix _total */
 	enum type type;

@@ -15,7 +15,8 @@
 /* Spinning pays only for shorter sleeps. */
 #define SPIN_MAX_NS (50 * FA_NS_PER_US)
 #define SPIN_MIN_NS (5 * FA_NS_PER_US)
-/* Spins so long after the descriptor woke it: the waker has only just woken up, too. */
+/* A thread that the descriptor woke spins this long before it sleeps again: the waker has only
+ * just woken up, too. */
 #define WATCH_SPIN_NS (200 * FA_NS_PER_US)
 /* Limits the sleeps that do not watch the descriptor after wake-ups in vain. */
 #define WATCH_SKIPS 64

@@ -50,7 +50,7 @@ static uint64_t runs_for(const struct fa_pool_cache *cache, uint64_t have)
 	return cache->need_pages > have ? (cache->need_pages - have + per_run - 1) / per_run : 0;
 }
 
-/* True if it is free, or can be reclaimed from a cache that the step does not use. */
+/* True if the chunk is free, or can be reclaimed from a cache that the step does not use. */
 static bool is_available(const struct fa_pool *pool, uint32_t chunk)
 {
 	const struct fa_pool_cache *cache = fa_chunk_cache(pool, chunk);

@@ -28,7 +28,7 @@
 
 /* The first signal drains, the second cancels requests, the third exits at once. */
 #define STOP_SIGNALS_MAX 3
-/* For the process to end after device loss, when the driver may hang. */
+/* Time for the process to end after device loss; then it is killed, as the driver may hang. */
 #define LOST_EXIT_S 5
 
 /* Exit status for wrong options, as of the other programs. */

@@ -22,7 +22,7 @@ func random(seed *uint32, tensors ...*Tensor[float32]) {
 	}
 }
 
-// masked is attention of random numbers without a mask.
+// masked returns attention over random numbers, to which a test adds its mask.
 func masked(t *testing.T, memory *Buffer) *Attention[float32] {
 	t.Helper()
 	tensor := func(tokens, heads int) *Tensor[float32] {
@@ -199,7 +199,7 @@ func TestMaskPattern(t *testing.T) {
 	}
 }
 
-// A sequence in pages of 8 tokens, and the same as new tokens of a step.
+// A pattern over a sequence in pages of 8 tokens, and over the same tokens as new ones of a step.
 func TestMaskPatternOfPagesAndSteps(t *testing.T) {
 	c, ctx := private(t), context.Background()
 	memory := must(c.Buffer(1 << 20))(t)

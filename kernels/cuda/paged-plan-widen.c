@@ -12,7 +12,7 @@
 /* The daemon bounds a stream's workspace. */
 #define WIDE_BYTES_MAX ((uint64_t)320 << 20)
 
-/* Sequences begin at multiples of so many rows. */
+/* Each sequence begins at a multiple of this number of rows. */
 #define ALIGN_ROWS 128u
 _Static_assert(ALIGN_ROWS % FA_CUDA_WIDEN_TOKENS == 0, "a thread block has one sequence");
 

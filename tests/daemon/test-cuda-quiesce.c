@@ -122,7 +122,8 @@ static void test_nonpreemptible(void **state)
 	fa_check_eventually(registrations() == registered);
 }
 
-/* After the patience, works that would end later are held, and no others. */
+/* Once the patience is over, the daemon holds works that would end after the running one, and launches
+ * all others. */
 static void test_held(void **state)
 {
 	struct attention_client later, giving;

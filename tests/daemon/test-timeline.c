@@ -242,7 +242,8 @@ static void test_without_stream(void **state)
 	close_gated(&client);
 }
 
-/* A request waits for requests of its own and other streams, by the daemon's words. */
+/* A request waits for requests of its own and of other streams by gates on words that the daemon
+ * writes. */
 static void test_waits_for_the_daemon(void **state)
 {
 	const struct fa_wire_gate in = { .slot = 2, .value = 5 },

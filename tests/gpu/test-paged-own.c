@@ -33,7 +33,7 @@ static void check_on(struct paged_own *own, struct paged_device *device,
 	paged_passed++;
 }
 
-/* Packed rows, wherever they can be, over some number of units. */
+/* Tests kernels of packed rows, if they cover the problem, with a random number of processors. */
 static void check_packed(struct paged_own *own, struct paged_device *device,
                          struct paged_problem *problem)
 {

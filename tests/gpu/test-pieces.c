@@ -149,8 +149,8 @@ static void prefixes(void)
 	}
 	check(&spec, 1);
 	/*
-	 * Two interleaved groups, and sequences that join none. Decode kernels do not take the one
-	 * of many rows.
+	 * Two interleaved groups, and sequences that join none. Decode kernels leave out the sequence
+	 * with many rows.
 	 */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.batch = 9;

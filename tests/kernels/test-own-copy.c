@@ -103,8 +103,8 @@ static void test_both_ways(void **state)
 	}
 }
 
-/* What was read and is written elsewhere reads the same, to the bit; codes, too, as reading and
- * quantising again with the same scale gives the same codes. */
+/* Tokens that are read, written elsewhere and read again are the same bits. Codes are, too, as reading
+ * and quantising again with the same scale gives the same codes. */
 static void test_round_trip(void **state)
 {
 	struct paged_spec spec = usual;

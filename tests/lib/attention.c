@@ -425,7 +425,8 @@ static double distance(enum fa_wire_dtype dtype, double got, double want)
 	return fabs(got - want) / allowed;
 }
 
-/* One row: query @i of @n_q, head @h, of the sequence that starts at the given tokens. */
+/* Returns the error of one row, relative to what is allowed: query @i of @n_q, head @h, of the sequence
+ * whose queries begin at token @start_q and keys at @start_k. */
 static double row_error(const struct fa_case *a, const unsigned char *data, double *scores,
                         double *row, int64_t b, int64_t start_q, int64_t start_k, int64_t n_q,
                         int64_t n_k, int64_t i, int64_t h, float got_lse)

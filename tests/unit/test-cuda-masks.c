@@ -327,7 +327,7 @@ static bool is_for_hopper(const struct fa_attention_params *params)
 	return kernel->keys > 0;
 }
 
-/* What Hopper's kernels with masks lack takes the portable ones. */
+/* Where Hopper's kernels with masks do not cover a request, the plan has a portable kernel. */
 static void test_hopper(void **state)
 {
 	static const int32_t lists[8];

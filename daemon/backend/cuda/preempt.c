@@ -3,8 +3,8 @@
  * turn to a GPU word on a separate stream. The launch stops and reports the blocks left, which are
  * launched when no work of high priority is in flight; meanwhile nothing is launched behind them.
  *
- * No launch starves: it has preempt_run_ns before a stop, and after preempt_stop_ns is always
- * resumed for FORCED_RUN_NS, both from the end of the works ahead in its stream.
+ * No launch starves: it runs for preempt_run_ns before a stop, and after preempt_stop_ns it is always
+ * resumed for FORCED_RUN_NS. Both times begin when the works ahead in its stream have ended.
  */
 #include "daemon/backend/cuda/preempt.h"
 

@@ -18,7 +18,8 @@
 /* Time limit for the first words, when the device is opened. */
 #define FIRST_WORD_NS (10 * FA_NS_PER_SEC)
 
-/* As many streams as the driver serves independently, with those for memory and preemption. */
+/* Sets the numbers of streams: as many as the driver serves independently, together with the streams
+ * for memory and preemption. */
 static void count_streams(struct fa_device *device)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");

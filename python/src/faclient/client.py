@@ -83,8 +83,8 @@ class Client(Unique):
         self._gate_lock = threading.Lock()
 
     def close(self) -> None:
-        """Disconnects. What lies in the client's arrays stays readable. May be called again. A
-        request on the GPU that has failed, and that no call has told of, is a warning."""
+        """Disconnects. What lies in the client's arrays stays readable. May be called again.
+        Warns of a request on the GPU that failed if no call has reported it yet."""
         if self._gate is not None and not self.closed:
             try:
                 self._gate.pending.collect()

@@ -434,7 +434,7 @@ class FadCache(_Cache):
 
     @property
     def _cache(self) -> Cache | None:
-        """The cache of the first layer; with those of other shapes in _caches."""
+        """The cache of the first layer's shape; _caches has those of other shapes, too."""
         return self._caches.all[0] if self._caches is not None else None
 
     def _open(self, first: Shape, dtype) -> Caches:

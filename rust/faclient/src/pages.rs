@@ -74,7 +74,7 @@ pub struct PagesAttend<T, KV = Tensor<T>> {
     pub table: Arc<Tensor<i32>>,
     /// The keys of each sequence, with those that are appended.
     pub lengths: Arc<Tensor<i32>>,
-    /// `[batch + 1]`: sequence b has the rows `cu_q[b]` to `cu_q[b + 1] - 1`; `None`: each has as many.
+    /// `[batch + 1]`: sequence b has the rows `cu_q[b]` to `cu_q[b + 1] - 1`; `None`: all have equally many.
     pub cu_q: Option<Arc<Tensor<i32>>>,
     /// `[batch]`: causal hides none of a sequence's first `prefix_lengths[b]` keys; `None`: all are 0.
     pub prefix_lengths: Option<Arc<Tensor<i32>>>,

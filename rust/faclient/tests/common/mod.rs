@@ -73,7 +73,7 @@ impl Drop for Supervised {
     }
 }
 
-/// The variable that makes a test the other process of one.
+/// If this variable is set, the test runs as the second process of a test with two.
 const SOCKET: &str = "FACLIENT_TEST_SOCKET";
 
 /// Runs a test of this program again, in another process that is to use this daemon.
