@@ -7,6 +7,7 @@
  * Prints for each part the median and the tenth percentile in microseconds. "backend" is all of it: preparing,
  * launching, and seeing the end as the engine does. The others run the same kernel from this thread.
  */
+#include "bench/kernels/vulkan.h"
 #include "daemon/backend/vulkan/blob.h"
 #include "daemon/backend/vulkan/memory.h"
 #include "daemon/backend/vulkan/pipelines.h"
@@ -33,9 +34,7 @@ enum end {
 };
 
 static struct {
-	struct fa_device *device;
-	VkCommandPool pool;
-	VkCommandBuffer command;
+	struct vulkan vulkan;
 	struct fa_vk_blob *word;
 	struct fa_attention_params params;
 	struct fa_vulkan_writer writer;
@@ -44,19 +43,6 @@ static struct {
 	uint32_t heads;
 	PFN_vkCmdFillBuffer fill;
 } bench;
-
-static void __attribute__((noreturn)) die(const char *what, const char *why)
-{
-	printf("%s: %s\n", what, why);
-	(void)fflush(stdout);
-	_Exit(2);
-}
-
-static void must(VkResult result, const char *what)
-{
-	if (result != VK_SUCCESS)
-		die(what, fa_vk_error_name(result));
-}
 
 static uint64_t now_ns(void)
 {
@@ -91,51 +77,49 @@ static void barrier(VkPipelineStageFlags from, VkPipelineStageFlags to)
 		.dstAccessMask = VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT,
 	};
 
-	bench.device->driver.CmdPipelineBarrier(bench.command, from, to, 0, 1, &memory, 0, NULL, 0,
-	                                        NULL);
+	bench.vulkan.device->driver.CmdPipelineBarrier(bench.vulkan.command, from, to, 0, 1,
+	                                               &memory, 0, NULL, 0, NULL);
 }
 
 static void record(enum end end, uint32_t value)
 {
-	struct fa_device *d = bench.device;
-	const VkCommandBufferBeginInfo info = {
-		.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
-	};
+	struct fa_device *d = bench.vulkan.device;
 	struct fa_error error;
 	VkPipeline pipeline;
 
-	must(d->driver.ResetCommandPool(d->device, bench.pool, 0), "reset");
-	must(d->driver.BeginCommandBuffer(bench.command, &info), "begin");
+	vulkan_begin(&bench.vulkan);
 	for (unsigned int i = 0; i < bench.writer.n_dispatches; i++) {
 		const struct fa_vulkan_dispatch *what = &bench.writer.dispatches[i];
 		const uint64_t constants[2] = { what->arguments, 0 };
 
 		if (fa_vk_pipeline_find(d, what, &error, &pipeline) < 0)
-			die("pipeline", error.text);
+			vulkan_die("pipeline", error.text);
 		if (i > 0)
 			barrier(VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
 			        VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT);
-		d->driver.CmdBindPipeline(bench.command, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline);
-		d->driver.CmdPushConstants(bench.command, d->layout, VK_SHADER_STAGE_COMPUTE_BIT, 0,
-		                           sizeof(constants), constants);
-		d->driver.CmdDispatch(bench.command, (uint32_t)what->groups, 1, 1);
+		d->driver.CmdBindPipeline(bench.vulkan.command, VK_PIPELINE_BIND_POINT_COMPUTE,
+		                          pipeline);
+		d->driver.CmdPushConstants(bench.vulkan.command, d->layout,
+		                           VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof(constants),
+		                           constants);
+		d->driver.CmdDispatch(bench.vulkan.command, (uint32_t)what->groups, 1, 1);
 	}
 	if (end == END_FILL || end == END_UPDATE)
 		barrier(VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
 		        VK_PIPELINE_STAGE_TRANSFER_BIT | VK_PIPELINE_STAGE_HOST_BIT);
 	if (end == END_FILL)
-		bench.fill(bench.command, bench.word->buffer, bench.word->offset, 4, value);
+		bench.fill(bench.vulkan.command, bench.word->buffer, bench.word->offset, 4, value);
 	if (end == END_UPDATE)
-		d->driver.CmdUpdateBuffer(bench.command, bench.word->buffer, bench.word->offset, 4,
-		                          &value);
+		d->driver.CmdUpdateBuffer(bench.vulkan.command, bench.word->buffer,
+		                          bench.word->offset, 4, &value);
 	barrier(VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_TRANSFER_BIT,
 	        VK_PIPELINE_STAGE_HOST_BIT);
-	must(d->driver.EndCommandBuffer(bench.command), "end");
+	vulkan_must(d->driver.EndCommandBuffer(bench.vulkan.command), "end");
 }
 
 static void submit(bool signal)
 {
-	struct fa_device *d = bench.device;
+	struct fa_device *d = bench.vulkan.device;
 	const VkTimelineSemaphoreSubmitInfo values = {
 		.sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
 		.signalSemaphoreValueCount = 1,
@@ -145,14 +129,14 @@ static void submit(bool signal)
 		.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
 		.pNext = signal ? &values : NULL,
 		.commandBufferCount = 1,
-		.pCommandBuffers = &bench.command,
+		.pCommandBuffers = &bench.vulkan.command,
 		.signalSemaphoreCount = signal,
 		.pSignalSemaphores = &d->timeline,
 	};
 
 	if (signal)
 		d->timeline_value++;
-	must(d->driver.QueueSubmit(d->queue, 1, &info, VK_NULL_HANDLE), "submit");
+	vulkan_must(d->driver.QueueSubmit(d->queue, 1, &info, VK_NULL_HANDLE), "submit");
 }
 
 static void await(enum end end, uint32_t value)
@@ -168,12 +152,13 @@ static void await(enum end end, uint32_t value)
 		    __atomic_load_n((uint32_t *)bench.word->host, __ATOMIC_ACQUIRE) == value)
 			return;
 		if (end == END_SEMAPHORE &&
-		    bench.device->driver.GetSemaphoreCounterValue(
-			    bench.device->device, bench.device->timeline, &seen) == VK_SUCCESS &&
-		    seen == bench.device->timeline_value)
+		    bench.vulkan.device->driver.GetSemaphoreCounterValue(
+			    bench.vulkan.device->device, bench.vulkan.device->timeline, &seen) ==
+		            VK_SUCCESS &&
+		    seen == bench.vulkan.device->timeline_value)
 			return;
 	}
-	die("a submission", "does not end");
+	vulkan_die("a submission", "does not end");
 }
 
 static void time_submissions(const char *name, enum end end, bool again, bool signal, int reps)
@@ -202,7 +187,8 @@ static void time_submissions(const char *name, enum end end, bool again, bool si
 		submitting[i] = t[2] - t[1];
 		waiting[i] = t[3] - t[2];
 		/* All has ended before the next is recorded. */
-		must(bench.device->driver.DeviceWaitIdle(bench.device->device), "idle");
+		vulkan_must(bench.vulkan.device->driver.DeviceWaitIdle(bench.vulkan.device->device),
+		            "idle");
 	}
 	snprintf(text, sizeof(text), "%s: record", name);
 	print(text, recording, reps);
@@ -224,31 +210,31 @@ static void time_backend(int reps)
 	struct fa_device_queue *queue;
 	struct fa_error error;
 
-	if (ops->group_new(bench.device, &error, &group) < 0 ||
-	    ops->queue_new(bench.device, group, 0, &error, &queue) < 0)
-		die("queue", error.text);
+	if (ops->group_new(bench.vulkan.device, &error, &group) < 0 ||
+	    ops->queue_new(bench.vulkan.device, group, 0, &error, &queue) < 0)
+		vulkan_die("queue", error.text);
 	for (int i = 0; i < reps; i++) {
 		struct fa_device_work work = { .op = FA_DEVICE_ATTENTION, .params = &bench.params };
 		struct fa_list done;
 		uint64_t t = now_ns();
 
 		fa_list_init(&done);
-		if (ops->attention_prepare(bench.device, &work, &error) < 0)
-			die("prepare", error.text);
+		if (ops->attention_prepare(bench.vulkan.device, &work, &error) < 0)
+			vulkan_die("prepare", error.text);
 		preparing[i] = now_ns() - t;
-		if (ops->launch(bench.device, queue, &work) < 0)
-			die("launch", work.error.text);
+		if (ops->launch(bench.vulkan.device, queue, &work) < 0)
+			vulkan_die("launch", work.error.text);
 		while (fa_list_empty(&done))
-			ops->reap(bench.device, &done);
+			ops->reap(bench.vulkan.device, &done);
 		all[i] = now_ns() - t;
 		if (work.status < 0)
-			die("work", work.error.text);
-		ops->attention_release(bench.device, &work);
+			vulkan_die("work", work.error.text);
+		ops->attention_release(bench.vulkan.device, &work);
 	}
 	print("backend: prepare", preparing, reps);
 	print("backend", all, reps);
-	ops->queue_free(bench.device, queue);
-	ops->group_free(bench.device, group);
+	ops->queue_free(bench.vulkan.device, queue);
+	ops->group_free(bench.vulkan.device, group);
 	free(all);
 	free(preparing);
 }
@@ -267,11 +253,11 @@ static void make_request(int64_t keys)
 
 	host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (host == MAP_FAILED)
-		die("memory", "there is none");
+		vulkan_die("memory", "there is none");
 	for (uint64_t i = 0; i < 2 * k + q; i++)
 		host[i] = (float)(i * 37 % 101) / 101 - 0.5f;
-	if (fa_vk_import_new(bench.device, host, bytes, &error, &import) < 0)
-		die("import", error.text);
+	if (fa_vk_import_new(bench.vulkan.device, host, bytes, &error, &import) < 0)
+		vulkan_die("import", error.text);
 	at = import->at;
 	bench.out = host + 2 * k + q;
 	bench.params = (struct fa_attention_params){
@@ -291,27 +277,23 @@ static void make_request(int64_t keys)
 		.window_left = -1,
 		.window_right = -1,
 	};
-	if (fa_vk_blob_new(bench.device, FA_VK_MEMORY_ARGUMENTS, 1 << 16, &error, &bench.blob) <
-	            0 ||
-	    fa_vk_blob_new(bench.device, FA_VK_MEMORY_DEVICE, 1 << 20, &error, &parts) < 0 ||
-	    fa_vk_blob_new(bench.device, FA_VK_MEMORY_HOST, 64, &error, &bench.word) < 0)
-		die("memory", error.text);
+	if (fa_vk_blob_new(bench.vulkan.device, FA_VK_MEMORY_ARGUMENTS, 1 << 16, &error,
+	                   &bench.blob) < 0 ||
+	    fa_vk_blob_new(bench.vulkan.device, FA_VK_MEMORY_DEVICE, 1 << 20, &error, &parts) < 0 ||
+	    fa_vk_blob_new(bench.vulkan.device, FA_VK_MEMORY_HOST, 64, &error, &bench.word) < 0)
+		vulkan_die("memory", error.text);
 	memset(bench.blob->host, 0, 64);
 	bench.writer = (struct fa_vulkan_writer){
 		.host = bench.blob->host + 64,
 		.at = bench.blob->at + 64,
 		.stop = bench.blob->at,
-		.matrices = &bench.device->matrices,
-		.splits = &bench.device->splits,
+		.matrices = &bench.vulkan.device->matrices,
+		.splits = &bench.vulkan.device->splits,
 		.parts = parts->at,
 	};
 	fa_vulkan_plan_attention(&bench.params, &bench.writer);
 	if (bench.writer.parts_bytes > parts->bytes)
-		die("request", "it is too large");
-}
-
-static void on_notify(void *userdata)
-{
+		vulkan_die("request", "it is too large");
 }
 
 int main(int argc, char **argv)
@@ -321,14 +303,6 @@ int main(int argc, char **argv)
 		{ "keys", required_argument, NULL, 'k' },
 		{ "heads", required_argument, NULL, 'h' },
 		{ 0 },
-	};
-	const struct fa_device_config config = { .notify = on_notify };
-	struct fa_error error = { "" };
-	struct fa_device_info info;
-	VkCommandPoolCreateInfo pool = { .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO };
-	VkCommandBufferAllocateInfo commands = {
-		.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
-		.commandBufferCount = 1,
 	};
 	int reps = 1000, c;
 	int64_t keys = 128;
@@ -346,21 +320,10 @@ int main(int argc, char **argv)
 		else
 			bench.heads = (uint32_t)n;
 	}
-	if (fa_device_vulkan.open(&config, &error, &bench.device) < 0) {
-		printf("skipped: %s\n", error.text);
+	if (!vulkan_open(&bench.vulkan))
 		return 77;
-	}
-	fa_device_vulkan.describe(bench.device, &info);
-	printf("%s: %s\n", info.name, info.details);
-	bench.fill = (PFN_vkCmdFillBuffer)bench.device->driver.GetDeviceProcAddr(
-		bench.device->device, "vkCmdFillBuffer");
-	pool.queueFamilyIndex = bench.device->family;
-	must(bench.device->driver.CreateCommandPool(bench.device->device, &pool, NULL, &bench.pool),
-	     "pool");
-	commands.commandPool = bench.pool;
-	must(bench.device->driver.AllocateCommandBuffers(bench.device->device, &commands,
-	                                                 &bench.command),
-	     "commands");
+	bench.fill = (PFN_vkCmdFillBuffer)bench.vulkan.device->driver.GetDeviceProcAddr(
+		bench.vulkan.device->device, "vkCmdFillBuffer");
 	make_request(keys);
 	time_backend(reps);
 	time_submissions("fill", END_FILL, false, true, reps);

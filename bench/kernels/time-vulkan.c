@@ -7,6 +7,7 @@
  * Prints for each case whose name contains FILTER the rate in TFLOP/s, counting visible pairs of a
  * query and a key, and the largest error of some rows against fp64. Exits with 1 if one is too large.
  */
+#include "bench/kernels/vulkan.h"
 #include "daemon/backend/vulkan/blob.h"
 #include "daemon/backend/vulkan/memory.h"
 #include "daemon/backend/vulkan/pipelines.h"
@@ -40,25 +41,10 @@ struct buffer {
 };
 
 static struct {
-	struct fa_device *device;
-	VkCommandPool pool;
-	VkCommandBuffer command;
+	struct vulkan vulkan;
 	struct fa_vk_blob *staging;
 	bool splits, failed;
 } bench;
-
-static void __attribute__((noreturn)) die(const char *what, const char *why)
-{
-	printf("%s: %s\n", what, why);
-	(void)fflush(stdout);
-	_Exit(2);
-}
-
-static void must(VkResult result, const char *what)
-{
-	if (result != VK_SUCCESS)
-		die(what, fa_vk_error_name(result));
-}
 
 static double now_s(void)
 {
@@ -70,16 +56,6 @@ static double now_s(void)
 
 /* ---- the device */
 
-static void begin(void)
-{
-	const VkCommandBufferBeginInfo info = {
-		.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
-	};
-
-	must(bench.device->driver.ResetCommandPool(bench.device->device, bench.pool, 0), "reset");
-	must(bench.device->driver.BeginCommandBuffer(bench.command, &info), "begin");
-}
-
 static void barrier(void)
 {
 	const VkMemoryBarrier memory = {
@@ -88,15 +64,15 @@ static void barrier(void)
 		.dstAccessMask = VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT,
 	};
 
-	bench.device->driver.CmdPipelineBarrier(bench.command, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT,
-	                                        VK_PIPELINE_STAGE_ALL_COMMANDS_BIT, 0, 1, &memory,
-	                                        0, NULL, 0, NULL);
+	bench.vulkan.device->driver.CmdPipelineBarrier(
+		bench.vulkan.command, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT,
+		VK_PIPELINE_STAGE_ALL_COMMANDS_BIT, 0, 1, &memory, 0, NULL, 0, NULL);
 }
 
 /* Runs what was recorded; returns seconds. */
 static double finish(void)
 {
-	struct fa_device *d = bench.device;
+	struct fa_device *d = bench.vulkan.device;
 	const VkTimelineSemaphoreSubmitInfo values = {
 		.sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
 		.signalSemaphoreValueCount = 1,
@@ -106,7 +82,7 @@ static double finish(void)
 		.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
 		.pNext = &values,
 		.commandBufferCount = 1,
-		.pCommandBuffers = &bench.command,
+		.pCommandBuffers = &bench.vulkan.command,
 		.signalSemaphoreCount = 1,
 		.pSignalSemaphores = &d->timeline,
 	};
@@ -118,17 +94,17 @@ static double finish(void)
 	};
 	double start;
 
-	must(d->driver.EndCommandBuffer(bench.command), "end");
+	vulkan_must(d->driver.EndCommandBuffer(bench.vulkan.command), "end");
 	d->timeline_value++;
 	start = now_s();
-	must(d->driver.QueueSubmit(d->queue, 1, &info, VK_NULL_HANDLE), "submit");
-	must(d->driver.WaitSemaphores(d->device, &wait, PATIENCE_NS), "wait");
+	vulkan_must(d->driver.QueueSubmit(d->queue, 1, &info, VK_NULL_HANDLE), "submit");
+	vulkan_must(d->driver.WaitSemaphores(d->device, &wait, PATIENCE_NS), "wait");
 	return now_s() - start;
 }
 
 static void buffer_new(uint64_t bytes, struct buffer *ret_buffer)
 {
-	struct fa_device *d = bench.device;
+	struct fa_device *d = bench.vulkan.device;
 	const VkBufferCreateInfo info = {
 		.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
 		.size = bytes,
@@ -151,7 +127,7 @@ static void buffer_new(uint64_t bytes, struct buffer *ret_buffer)
 	uint32_t type = 0;
 
 	ret_buffer->bytes = bytes;
-	must(d->driver.CreateBuffer(d->device, &info, NULL, &ret_buffer->buffer), "buffer");
+	vulkan_must(d->driver.CreateBuffer(d->device, &info, NULL, &ret_buffer->buffer), "buffer");
 	d->driver.GetBufferMemoryRequirements(d->device, ret_buffer->buffer, &needs);
 	while (type < d->memory_types.memoryTypeCount &&
 	       !(needs.memoryTypeBits >> type & 1 &&
@@ -159,20 +135,23 @@ static void buffer_new(uint64_t bytes, struct buffer *ret_buffer)
 	                 VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT))
 		type++;
 	if (type == d->memory_types.memoryTypeCount)
-		die("memory", "the device has none of its own");
+		vulkan_die("memory", "the device has none of its own");
 	memory.allocationSize = needs.size;
 	memory.memoryTypeIndex = type;
-	must(d->driver.AllocateMemory(d->device, &memory, NULL, &ret_buffer->memory), "memory");
-	must(d->driver.BindBufferMemory(d->device, ret_buffer->buffer, ret_buffer->memory, 0),
-	     "bind");
+	vulkan_must(d->driver.AllocateMemory(d->device, &memory, NULL, &ret_buffer->memory),
+	            "memory");
+	vulkan_must(
+		d->driver.BindBufferMemory(d->device, ret_buffer->buffer, ret_buffer->memory, 0),
+		"bind");
 	address.buffer = ret_buffer->buffer;
 	ret_buffer->at = d->driver.GetBufferDeviceAddress(d->device, &address);
 }
 
 static void buffer_free(struct buffer *buffer)
 {
-	bench.device->driver.DestroyBuffer(bench.device->device, buffer->buffer, NULL);
-	bench.device->driver.FreeMemory(bench.device->device, buffer->memory, NULL);
+	bench.vulkan.device->driver.DestroyBuffer(bench.vulkan.device->device, buffer->buffer,
+	                                          NULL);
+	bench.vulkan.device->driver.FreeMemory(bench.vulkan.device->device, buffer->memory, NULL);
 }
 
 /* Copies to the device, or back. */
@@ -189,10 +168,10 @@ static void copy(struct buffer *buffer, void *host, bool back)
 
 		if (!back)
 			memcpy(bench.staging->host, (char *)host + at, n);
-		begin();
+		vulkan_begin(&bench.vulkan);
 		barrier();
-		bench.device->driver.CmdCopyBuffer(
-			bench.command, back ? buffer->buffer : bench.staging->buffer,
+		bench.vulkan.device->driver.CmdCopyBuffer(
+			bench.vulkan.command, back ? buffer->buffer : bench.staging->buffer,
 			back ? bench.staging->buffer : buffer->buffer, 1, &region);
 		barrier();
 		(void)finish();
@@ -246,7 +225,7 @@ static double row_error(const struct shape *s, uint16_t *const host[TENSORS], in
 	score = calloc((size_t)n, sizeof(double));
 	exact = calloc((size_t)dim, sizeof(double));
 	if (!score || !exact)
-		die("reference", "no memory");
+		vulkan_die("reference", "no memory");
 	for (int64_t j = 0; j < n; j++) {
 		const uint16_t *k = host[1] + ((b * s->n_k + j) * s->kv_heads + kv) * dim;
 
@@ -278,7 +257,7 @@ static double row_error(const struct shape *s, uint16_t *const host[TENSORS], in
 
 static void dispatch(const struct fa_vulkan_writer *writer)
 {
-	struct fa_device *d = bench.device;
+	struct fa_device *d = bench.vulkan.device;
 	struct fa_error error;
 	VkPipeline pipeline;
 
@@ -286,18 +265,19 @@ static void dispatch(const struct fa_vulkan_writer *writer)
 		const struct fa_vulkan_dispatch *what = &writer->dispatches[i];
 
 		if (fa_vk_pipeline_find(d, what, &error, &pipeline) < 0)
-			die("pipeline", error.text);
+			vulkan_die("pipeline", error.text);
 		barrier();
-		d->driver.CmdBindPipeline(bench.command, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline);
+		d->driver.CmdBindPipeline(bench.vulkan.command, VK_PIPELINE_BIND_POINT_COMPUTE,
+		                          pipeline);
 		/* As queue.c does, a dispatch may have 65,535 workgroups. */
 		for (uint64_t group = 0; group < what->groups; group += 65535) {
 			const uint64_t constants[2] = { what->arguments, group };
 			const uint64_t left = what->groups - group;
 
-			d->driver.CmdPushConstants(bench.command, d->layout,
+			d->driver.CmdPushConstants(bench.vulkan.command, d->layout,
 			                           VK_SHADER_STAGE_COMPUTE_BIT, 0,
 			                           sizeof(constants), constants);
-			d->driver.CmdDispatch(bench.command,
+			d->driver.CmdDispatch(bench.vulkan.command,
 			                      (uint32_t)(left < 65535 ? left : 65535), 1, 1);
 		}
 	}
@@ -305,7 +285,7 @@ static void dispatch(const struct fa_vulkan_writer *writer)
 
 static double time_reps(const struct fa_vulkan_writer *writer, int reps)
 {
-	begin();
+	vulkan_begin(&bench.vulkan);
 	for (int i = 0; i < reps; i++)
 		dispatch(writer);
 	barrier();
@@ -344,7 +324,7 @@ static void pages_init(struct pages *pages, const struct shape *s, uint16_t *con
 		.table_start = calloc((size_t)s->batch, sizeof(uint32_t)),
 	};
 	if (!image || !pages->cu_new || !pages->lengths || !pages->table || !pages->table_start)
-		die("pages", "no memory");
+		vulkan_die("pages", "no memory");
 	for (int64_t i = 0; i < n; i++) {
 		const int64_t place = place_of(i, n), b = i / each;
 
@@ -366,9 +346,9 @@ static void pages_init(struct pages *pages, const struct shape *s, uint16_t *con
 	buffer_new(bytes, &pages->pool);
 	copy(&pages->pool, image, false);
 	free(image);
-	if (fa_vk_blob_new(bench.device, FA_VK_MEMORY_ARGUMENTS, sizeof(uint64_t), &error,
+	if (fa_vk_blob_new(bench.vulkan.device, FA_VK_MEMORY_ARGUMENTS, sizeof(uint64_t), &error,
 	                   &pages->chunks) < 0)
-		die("pages", error.text);
+		vulkan_die("pages", error.text);
 	*(uint64_t *)pages->chunks->host = pages->pool.at;
 	pages->cache = (struct fa_paged_cache){
 		.dtype = s->dtype,
@@ -394,7 +374,7 @@ static void pages_init(struct pages *pages, const struct shape *s, uint16_t *con
 static void pages_deinit(struct pages *pages)
 {
 	buffer_free(&pages->pool);
-	fa_vk_blob_free(bench.device, pages->chunks);
+	fa_vk_blob_free(bench.vulkan.device, pages->chunks);
 	free(pages->cu_new);
 	free(pages->lengths);
 	free(pages->table);
@@ -433,8 +413,8 @@ static void run(const struct shape *s, const char *name, int reps)
 	struct fa_attention_tensor tensors[TENSORS];
 	struct fa_vk_blob *blob;
 	struct fa_vulkan_writer writer = {
-		.matrices = &bench.device->matrices,
-		.splits = bench.splits ? &bench.device->splits : NULL,
+		.matrices = &bench.vulkan.device->matrices,
+		.splits = bench.splits ? &bench.vulkan.device->splits : NULL,
 	};
 	struct buffer buffers[TENSORS];
 	struct fa_attention_params params;
@@ -450,7 +430,7 @@ static void run(const struct shape *s, const char *name, int reps)
 		buffer_new((uint64_t)n * 2, &buffers[t]);
 		host[t] = malloc((size_t)n * 2);
 		if (!host[t])
-			die(name, "no memory");
+			vulkan_die(name, "no memory");
 		/* A million numbers, repeated at an odd distance, are random enough. */
 		for (int64_t i = 0; i < n; i++)
 			host[t][i] = t == 3        ? 0x7fff
@@ -482,8 +462,8 @@ static void run(const struct shape *s, const char *name, int reps)
 		.window_left = -1,
 		.window_right = -1,
 	};
-	if (fa_vk_blob_new(bench.device, FA_VK_MEMORY_ARGUMENTS, 1 << 16, &error, &blob) < 0)
-		die(name, error.text);
+	if (fa_vk_blob_new(bench.vulkan.device, FA_VK_MEMORY_ARGUMENTS, 1 << 16, &error, &blob) < 0)
+		vulkan_die(name, error.text);
 	memset(blob->host, 0, 64);
 	if (s->paged)
 		pages_init(&pages, s, host);
@@ -532,7 +512,7 @@ static void run(const struct shape *s, const char *name, int reps)
 	       : writer.dispatches[0].kernel == FA_VULKAN_DECODE ? "  split"
 	                                                         : "");
 	(void)fflush(stdout);
-	fa_vk_blob_free(bench.device, blob);
+	fa_vk_blob_free(bench.vulkan.device, blob);
 	if (s->paged)
 		pages_deinit(&pages);
 	if (parts.bytes)
@@ -577,10 +557,6 @@ static void run_all(const char *filter, int reps, int64_t longest, int32_t heads
 	}
 }
 
-static void on_notify(void *userdata)
-{
-}
-
 static uint32_t number(const char *text)
 {
 	return (uint32_t)strtoul(text, NULL, 10);
@@ -600,17 +576,8 @@ int main(int argc, char **argv)
 		{ "no-splits", no_argument, NULL, 'n' },
 		{ 0 },
 	};
-	const struct fa_device_config config = { .notify = on_notify };
 	struct fa_error error = { "" };
-	struct fa_device_info info;
 	uint32_t subgroups = 0, row_tiles = 0, keys = 0;
-	VkCommandPoolCreateInfo pool = {
-		.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
-	};
-	VkCommandBufferAllocateInfo commands = {
-		.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
-		.commandBufferCount = 1,
-	};
 	int64_t longest = INT64_MAX;
 	bool scalar = false, no_splits = false;
 	uint32_t groups = 0;
@@ -650,37 +617,29 @@ int main(int argc, char **argv)
 			return 2;
 		}
 	}
-	if (fa_device_vulkan.open(&config, &error, &bench.device) < 0) {
-		printf("skipped: %s\n", error.text);
+	if (!vulkan_open(&bench.vulkan))
 		return 77;
-	}
-	fa_device_vulkan.describe(bench.device, &info);
-	printf("%s: %s\n", info.name, info.details);
 	if (scalar)
-		bench.device->matrices = (struct fa_vulkan_matrices){ 0 };
+		bench.vulkan.device->matrices = (struct fa_vulkan_matrices){ 0 };
 	if (groups)
-		bench.device->splits.groups = groups;
+		bench.vulkan.device->splits.groups = groups;
 	bench.splits = !no_splits;
 	if (subgroups)
-		bench.device->matrices.narrow.subgroups = bench.device->matrices.wide.subgroups =
-			subgroups;
+		bench.vulkan.device->matrices.narrow.subgroups =
+			bench.vulkan.device->matrices.wide.subgroups = subgroups;
 	if (row_tiles)
-		bench.device->matrices.narrow.row_tiles = bench.device->matrices.wide.row_tiles =
-			row_tiles;
+		bench.vulkan.device->matrices.narrow.row_tiles =
+			bench.vulkan.device->matrices.wide.row_tiles = row_tiles;
 	if (keys)
-		bench.device->matrices.narrow.keys = bench.device->matrices.wide.keys = keys;
-	pool.queueFamilyIndex = bench.device->family;
-	must(bench.device->driver.CreateCommandPool(bench.device->device, &pool, NULL, &bench.pool),
-	     "pool");
-	commands.commandPool = bench.pool;
-	must(bench.device->driver.AllocateCommandBuffers(bench.device->device, &commands,
-	                                                 &bench.command),
-	     "commands");
-	if (fa_vk_blob_new(bench.device, FA_VK_MEMORY_HOST, 1 << 24, &error, &bench.staging) < 0)
-		die("staging", error.text);
+		bench.vulkan.device->matrices.narrow.keys =
+			bench.vulkan.device->matrices.wide.keys = keys;
+	if (fa_vk_blob_new(bench.vulkan.device, FA_VK_MEMORY_HOST, 1 << 24, &error,
+	                   &bench.staging) < 0)
+		vulkan_die("staging", error.text);
 	run_all(optind < argc ? argv[optind] : NULL, reps, longest, heads);
-	fa_vk_blob_free(bench.device, bench.staging);
-	bench.device->driver.DestroyCommandPool(bench.device->device, bench.pool, NULL);
-	fa_device_vulkan.close(bench.device);
+	fa_vk_blob_free(bench.vulkan.device, bench.staging);
+	bench.vulkan.device->driver.DestroyCommandPool(bench.vulkan.device->device,
+	                                               bench.vulkan.pool, NULL);
+	fa_device_vulkan.close(bench.vulkan.device);
 	return bench.failed;
 }
