@@ -121,6 +121,11 @@ int fa_attention_check(const struct fa_attention_params *params, char *text, siz
 	    p->dtype != FA_ATTENTION_BF16)
 		REFUSE(-ENOTSUP, "dtype %d is not supported: fp32 (%d), fp16 (%d) or bf16 (%d)",
 		       (int)p->dtype, FA_ATTENTION_F32, FA_ATTENTION_F16, FA_ATTENTION_BF16);
+	if (!p->e4m3 && (p->q_scales.data || p->k_scales.data || p->v_scales.data))
+		REFUSE(-EINVAL, "%s is given, but q, k and v are not e4m3",
+		       p->q_scales.data   ? "q_scales"
+		       : p->k_scales.data ? "k_scales"
+		                          : "v_scales");
 	if (p->batch <= 0)
 		REFUSE(-EINVAL, "batch %" PRId32 " is not positive", p->batch);
 	if (p->heads <= 0)

@@ -45,6 +45,22 @@ struct fa_attention_tensor {
 };
 
 /*
+ * Scales of E4M3 codes: an element is code * scale, in fp32. The scale of a sequence's token and
+ * head, a query head for q and a KV head for k and v, is at
+ *   data[sequence * stride_batch + token * stride_token + head * stride_head]
+ * and in a ragged batch tokens are counted from the batch's first. A stride of 0 shares the scale, so
+ * that all strides of 0 give one for the tensor. data is in memory of the device.
+ *
+ * A scale may be any number: products follow IEEE, so that a negative one turns signs, and one of
+ * zero, infinity or NaN gives what it gives. Codes 0x7f and 0xff are NaN. Neither matters to rows
+ * that do not see the key.
+ */
+struct fa_attention_scales {
+	const float *data;                               /* NULL: 1 */
+	int64_t stride_batch, stride_token, stride_head; /* in elements */
+};
+
+/*
  * A block-sparse mask in compressed rows (CSR). Row i is in row block floor(i / rows), key j in key
  * block floor(j / keys); both are counted within the sequence. Row block r of a sequence and a query
  * head sees the key blocks in columns[offsets[r]] to columns[offsets[r + 1] - 1], which ascend.
@@ -93,15 +109,18 @@ struct fa_attention_bits {
 };
 
 struct fa_attention_params {
-	enum fa_attention_dtype dtype; /* of q, k, v and out */
-	int32_t batch;                 /* sequences */
-	int32_t heads, kv_heads;       /* heads is a multiple of kv_heads */
+	enum fa_attention_dtype dtype; /* of q, k, v and out; with e4m3 of out alone */
+	/* q, k and v are codes of E4M3, whose strides count bytes. Weights are not rounded. */
+	bool e4m3;
+	int32_t batch;           /* sequences */
+	int32_t heads, kv_heads; /* heads is a multiple of kv_heads */
 	int32_t head_dim, head_dim_v;
 	int64_t seqlen_q, seqlen_k;   /* tokens of each sequence; if ragged, of the longest */
 	const uint32_t *cu_seqlens_q; /* [batch + 1], ascending from 0; NULL: not ragged */
 	const uint32_t *cu_seqlens_k; /* given together with cu_seqlens_q */
 	struct fa_attention_tensor q, k, v, out;
-	float *lse; /* may be NULL */
+	struct fa_attention_scales q_scales, k_scales, v_scales; /* only with e4m3 */
+	float *lse;                                              /* may be NULL */
 	int64_t lse_stride_batch, lse_stride_head, lse_stride_token;
 	float scale;
 	float softcap; /* 0: none */

@@ -17,7 +17,7 @@ struct fa_request_kind;
 
 #define FA_REQUEST_BUFFERS_MAX 14
 /* Requests of larger kinds are not cached. */
-#define FA_REQUEST_CACHED_BYTES 2816
+#define FA_REQUEST_CACHED_BYTES 3072
 
 struct fa_request {
 	struct fa_job job; /* must be first */

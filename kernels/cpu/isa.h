@@ -32,6 +32,10 @@ struct fa_cpu_job {
 	/* Codes: token 0's scale, or NULL: the head has one. Only many_rows has codes. */
 	enum fa_paged_store store;
 	const char *k_scales, *v_scales;
+	int64_t k_scale_stride, v_scale_stride;
+	bool q_e4m3;           /* q is codes, too */
+	const float *q_scales; /* token 0's, at the group's first query head; NULL: 1 */
+	int64_t q_scale_stride_token, q_scale_stride_head; /* in elements */
 	float k_scale, v_scale;
 	const uint32_t *table; /* NULL: keys are contiguous; may change at any time */
 	uint32_t table_start, last_page;

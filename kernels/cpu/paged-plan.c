@@ -270,6 +270,7 @@ static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t list
 	} else if (cache->store != FA_PAGED_PLAIN) {
 		int64_t of_head = cache->page_tokens * (int64_t)sizeof(float);
 
+		job.k_scale_stride = job.v_scale_stride = sizeof(float);
 		job.k_scales = layer + cache->kv_heads * job.k_stride_head + kv_head * of_head;
 		job.v_scales = layer + cache->v_offset + cache->kv_heads * job.v_stride_head +
 		               kv_head * of_head;

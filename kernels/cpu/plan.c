@@ -215,12 +215,39 @@ static void fill_masks(const struct fa_attention_params *p, int32_t sequence, in
 	}
 }
 
+/* Returns the scale of the sequence's token 0, in @head; NULL: there is none. */
+static const float *scales_at(const struct fa_attention_scales *scales, const uint32_t *cu_seqlens,
+                              int32_t sequence, int64_t head)
+{
+	int64_t token = cu_seqlens ? cu_seqlens[sequence] : 0;
+
+	return scales->data ? scales->data + sequence * scales->stride_batch +
+	                              token * scales->stride_token + head * scales->stride_head
+	                    : NULL;
+}
+
+static void fill_scales(const struct fa_attention_params *p, int32_t sequence, int64_t head,
+                        int64_t kv_head, struct fa_cpu_job *job)
+{
+	job->store = FA_PAGED_E4M3;
+	job->q_e4m3 = true;
+	job->q_scales = scales_at(&p->q_scales, p->cu_seqlens_q, sequence, head);
+	job->q_scale_stride_token = p->q_scales.stride_token;
+	job->q_scale_stride_head = p->q_scales.stride_head;
+	job->k_scales = (const char *)scales_at(&p->k_scales, p->cu_seqlens_k, sequence, kv_head);
+	job->v_scales = (const char *)scales_at(&p->v_scales, p->cu_seqlens_k, sequence, kv_head);
+	job->k_scale_stride = p->k_scales.stride_token * (int64_t)sizeof(float);
+	job->v_scale_stride = p->v_scales.stride_token * (int64_t)sizeof(float);
+	job->k_scale = job->v_scale = 1;
+}
+
 /* Fills all but rows and stop, for all keys of KV heads [kv_head, kv_head + n_heads). */
 static void fill_job(const struct request *request, int32_t sequence, int32_t kv_head,
                      int32_t n_heads, struct fa_cpu_job *ret_job)
 {
 	const struct fa_attention_params *p = &request->params;
-	int64_t bytes = p->dtype == FA_ATTENTION_F32 ? 4 : 2, in_kv = kv_head / request->sharers;
+	int64_t out_bytes = p->dtype == FA_ATTENTION_F32 ? 4 : 2;
+	int64_t bytes = p->e4m3 ? 1 : out_bytes, in_kv = kv_head / request->sharers;
 	int64_t q_batch, k_batch, v_batch, out_batch, lse_batch, far, head;
 	struct fa_cpu_job job = { .n_heads = n_heads, .store = FA_PAGED_PLAIN };
 
@@ -250,14 +277,14 @@ static void fill_job(const struct request *request, int32_t sequence, int32_t kv
 	job.q = (const char *)p->q.data + (q_batch + head * p->q.stride_head) * bytes;
 	job.k = (const char *)p->k.data + (k_batch + in_kv * p->k.stride_head) * bytes;
 	job.v = (const char *)p->v.data + (v_batch + in_kv * p->v.stride_head) * bytes;
-	job.out = (char *)p->out.data + (out_batch + head * p->out.stride_head) * bytes;
+	job.out = (char *)p->out.data + (out_batch + head * p->out.stride_head) * out_bytes;
 	job.lse = p->lse ? p->lse + lse_batch + head * p->lse_stride_head : NULL;
 	job.q_stride_token = p->q.stride_token * bytes;
 	job.q_stride_head = p->q.stride_head * bytes;
 	job.k_stride = p->k.stride_token * bytes;
 	job.v_stride = p->v.stride_token * bytes;
-	job.out_stride_token = p->out.stride_token * bytes;
-	job.out_stride_head = p->out.stride_head * bytes;
+	job.out_stride_token = p->out.stride_token * out_bytes;
+	job.out_stride_head = p->out.stride_head * out_bytes;
 	job.k_stride_head = p->k.stride_head * bytes;
 	job.v_stride_head = p->v.stride_head * bytes;
 	job.lse_stride_token = p->lse_stride_token;
@@ -278,13 +305,15 @@ static void fill_job(const struct request *request, int32_t sequence, int32_t kv
 	job.alibi_slopes = p->alibi_slopes ? p->alibi_slopes + head : NULL;
 	job.sinks = p->sinks ? p->sinks + head : NULL;
 	fill_masks(p, sequence, head, job.group * request->sharers, &job);
+	if (p->e4m3)
+		fill_scales(p, sequence, head, in_kv, &job);
 
 	*ret_job = job;
 }
 
 static bool run_job(const struct fa_cpu_isa *isa, const struct fa_cpu_job *job, void *scratch)
 {
-	if (job->rows <= FA_CPU_FEW_ROWS_MAX)
+	if (job->rows <= FA_CPU_FEW_ROWS_MAX && job->store == FA_PAGED_PLAIN)
 		isa->few_rows(job, scratch);
 	else
 		isa->many_rows(job, scratch);

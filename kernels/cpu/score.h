@@ -142,12 +142,18 @@ static inline const char *score_v(const struct fa_cpu_job *job, int64_t key)
 }
 
 /* Scales of keys from @key to the page's end; NULL: the head has one scale. */
-static inline const float *score_scales(const struct fa_cpu_job *job, const char *scales,
-                                        int64_t key)
+static inline const char *score_scales(const struct fa_cpu_job *job, const char *scales,
+                                       int64_t stride, int64_t key)
 {
-	return scales ? (const float *)score_key_at(job, scales, sizeof(float), job->k_page_bytes,
-	                                            key)
-	              : NULL;
+	return scales ? score_key_at(job, scales, stride, job->k_page_bytes, key) : NULL;
+}
+
+static inline float score_q_scale(const struct fa_cpu_job *job, int64_t row)
+{
+	if (!job->q_scales)
+		return 1;
+	return job->q_scales[row / job->group * job->q_scale_stride_token +
+	                     row % job->group * job->q_scale_stride_head];
 }
 
 /* Returns the next key that does not follow its predecessor in memory. */

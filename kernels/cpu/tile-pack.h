@@ -24,7 +24,11 @@ static void pack_q_panel(const struct tile *tile, int32_t panel)
 			continue;
 		}
 		q = score_q(job, job->row + panel * PANEL + r);
-		if (tile->paired) {
+		if (job->q_e4m3) {
+			fa_dequantise_row(FA_PAGED_E4M3, (const uint8_t *)q,
+			                  score_q_scale(job, job->row + panel * PANEL + r),
+			                  scratch->row, job->head_dim);
+		} else if (tile->paired) {
 			memcpy(scratch->row, q, (size_t)tile->q_words * 4);
 		} else {
 			int32_t c = 0;
@@ -94,8 +98,8 @@ static bool pack_any(enum fa_attention_dtype dtype, const char *from, int64_t fr
 }
 
 static bool pack_codes(const struct fa_cpu_job *job, const char *from, int64_t from_stride,
-                       const float *scales, float scale, float *to, int32_t to_stride, int32_t rows,
-                       int32_t dim)
+                       const char *scales, int64_t scale_stride, float scale, float *to,
+                       int32_t to_stride, int32_t rows, int32_t dim)
 {
 	bool special = false;
 
@@ -103,7 +107,8 @@ static bool pack_codes(const struct fa_cpu_job *job, const char *from, int64_t f
 		float *row = to + r * to_stride;
 
 		fa_dequantise_row(job->store, (const uint8_t *)from + r * from_stride,
-		                  scales ? scales[r] : scale, row, dim);
+		                  scales ? *(const float *)(scales + r * scale_stride) : scale, row,
+		                  dim);
 		for (int32_t c = 0; c < dim; c++)
 			special |= !isfinite(row[c]);
 	}
@@ -147,13 +152,15 @@ static void pack_keys(struct tile *tile, int32_t first, int32_t end)
 	if (job->store != FA_PAGED_PLAIN) {
 		int64_t key = tile->round + first;
 
-		pack_codes(job, k, job->k_stride, score_scales(job, job->k_scales, key),
-		           job->k_scale, scratch->k + first * tile->k_stride, tile->k_stride,
-		           end - first, job->head_dim);
-		tile->v_has_special |= pack_codes(job, v, job->v_stride,
-		                                  score_scales(job, job->v_scales, key),
-		                                  job->v_scale, scratch->v + first * tile->v_stride,
-		                                  tile->v_stride, end - first, job->head_dim_v);
+		pack_codes(job, k, job->k_stride,
+		           score_scales(job, job->k_scales, job->k_scale_stride, key),
+		           job->k_scale_stride, job->k_scale, scratch->k + first * tile->k_stride,
+		           tile->k_stride, end - first, job->head_dim);
+		tile->v_has_special |= pack_codes(
+			job, v, job->v_stride,
+			score_scales(job, job->v_scales, job->v_scale_stride, key),
+			job->v_scale_stride, job->v_scale, scratch->v + first * tile->v_stride,
+			tile->v_stride, end - first, job->head_dim_v);
 	} else if (!tile->paired) {
 		pack_any(job->dtype, k, job->k_stride, scratch->k + first * tile->k_stride,
 		         tile->k_stride, end - first, job->head_dim, false);

@@ -96,10 +96,10 @@ static int64_t processors(void)
 }
 
 /* Returns the KV heads per tile such that every processor has work, for @lists of @keys keys
- * each. One if heads have masks of their own. */
+ * each. One if heads have masks of their own, or with codes. */
 static int32_t few_rows_heads(const struct fa_attention_params *params, int64_t lists, int64_t keys)
 {
-	bool one = fa_cpu_tiling_masks_of_heads(params) ||
+	bool one = params->e4m3 || fa_cpu_tiling_masks_of_heads(params) ||
 	           (params->pattern.block_tokens && params->pattern.head_step);
 	int64_t heads = one ? 1 : lists / processors();
 	double head_bytes = (double)keys * (params->head_dim + params->head_dim_v) * 4;

@@ -547,8 +547,12 @@ int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
                            const struct fa_attention_params *params, char *text, size_t text_bytes,
                            struct fa_cuda_launch *ret_launch)
 {
-	const struct fa_cuda_kernel *best = fa_cuda_attention_kernel(chip, params);
+	const struct fa_cuda_kernel *best = NULL;
 
+	if (params->e4m3)
+		return fail(text, text_bytes,
+		            "q, k and v of e4m3 are not supported on a GPU: fp32, fp16 or bf16");
+	best = fa_cuda_attention_kernel(chip, params);
 	if (best && fa_cuda_packed_plan(chip, best, params, ret_launch))
 		return 0;
 	if (fa_cuda_has_chunks(params))

@@ -22,6 +22,13 @@ int64_t fa_vulkan_keys_of(int64_t rounds, int32_t head_dim, int32_t head_dim_v)
 int fa_vulkan_check_attention(const struct fa_attention_params *params, char *text,
                               size_t text_bytes)
 {
+	if (params->e4m3) {
+		if (text && text_bytes)
+			snprintf(text, text_bytes,
+			         "q, k and v of e4m3 are not supported by Vulkan kernels: fp32, "
+			         "fp16 or bf16");
+		return -ENOTSUP;
+	}
 	if (params->head_dim <= FA_VULKAN_HEAD_DIM_MAX &&
 	    params->head_dim_v <= FA_VULKAN_HEAD_DIM_V_MAX)
 		return 0;

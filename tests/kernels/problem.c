@@ -75,12 +75,49 @@ static void fill(struct problem *problem, const struct fa_attention_tensor *tens
 				int64_t at = is_q ? reference_q_at(params, tensor, b, i, h)
 				                  : reference_k_at(params, tensor, b, i, h);
 
-				for (int32_t c = 0; c < dim; c++)
-					reference_set(params->dtype, tensor->data, at + c,
-					              problem_normal() * magnitude);
+				for (int32_t c = 0; c < dim; c++) {
+					double value = problem_normal() * magnitude;
+
+					if (params->e4m3)
+						((uint8_t *)tensor->data)[at + c] = reference_code(
+							FA_PAGED_E4M3, value);
+					else
+						reference_set(params->dtype, tensor->data, at + c,
+						              value);
+				}
 			}
 		}
 	}
+}
+
+/* Scales of random sign from 0.25 to 2, between words of NaN. */
+static void make_scales(struct problem *problem, int number, int64_t tokens, int32_t heads,
+                        bool at_begin, struct fa_attention_scales *scales)
+{
+	const unsigned int kind = problem->spec.scales[number];
+	const int64_t gap = at_begin ? 2 : 1;
+	int64_t n = gap;
+	float *data;
+
+	if (!kind)
+		return;
+	if (kind & PROBLEM_SCALES_HEAD) {
+		scales->stride_head = n;
+		n *= heads;
+	}
+	if (kind & PROBLEM_SCALES_TOKEN) {
+		scales->stride_token = n;
+		n *= tokens > 0 ? tokens : 1;
+	}
+	if (kind & PROBLEM_SCALES_BATCH) {
+		scales->stride_batch = n;
+		n *= problem->spec.batch;
+	}
+	memory_new(&problem->scales[number], (size_t)(n - gap + 1) * sizeof(float), at_begin);
+	scales->data = data = (float *)problem->scales[number].data;
+	for (int64_t i = 0; i < n; i += gap)
+		data[i] = (float)((problem_one_in(4) ? -1 : 1) *
+		                  exp2((double)problem_random(300) / 100 - 2));
 }
 
 static void make_lists(const struct problem *problem, int32_t *offsets, int64_t n_blocks,
@@ -181,7 +218,8 @@ void problem_init(struct problem *problem, const struct problem_spec *spec)
 	bool at_begin = spec->layout == PROBLEM_PADDED;
 	int64_t batch = spec->batch, tokens_q = spec->n_q, tokens_k = spec->n_k, unused = 0;
 	double magnitude = spec->magnitude ? spec->magnitude : 1;
-	size_t bytes = spec->dtype == FA_ATTENTION_F32 ? 4 : 2;
+	size_t out_bytes = spec->dtype == FA_ATTENTION_F32 ? 4 : 2;
+	size_t bytes = spec->e4m3 ? 1 : out_bytes;
 	struct fa_attention_tensor lse;
 	int64_t q, k, v, out, lse_elements;
 	char text[256] = "";
@@ -190,6 +228,7 @@ void problem_init(struct problem *problem, const struct problem_spec *spec)
 	problem->spec = *spec;
 	*params = (struct fa_attention_params){
 		.dtype = spec->dtype,
+		.e4m3 = spec->e4m3,
 		.batch = spec->batch,
 		.heads = spec->heads,
 		.kv_heads = spec->kv_heads,
@@ -242,7 +281,7 @@ void problem_init(struct problem *problem, const struct problem_spec *spec)
 	memory_new(&problem->q, (size_t)q * bytes, at_begin);
 	memory_new(&problem->k, (size_t)k * bytes, at_begin);
 	memory_new(&problem->v, (size_t)v * bytes, at_begin);
-	memory_new(&problem->out, (size_t)out * bytes, at_begin);
+	memory_new(&problem->out, (size_t)out * out_bytes, at_begin);
 	memory_new(&problem->lse, (size_t)lse_elements * sizeof(float), at_begin);
 	params->q.data = problem->q.data;
 	params->k.data = problem->k.data;
@@ -255,6 +294,9 @@ void problem_init(struct problem *problem, const struct problem_spec *spec)
 	fill(problem, &params->v, false, spec->kv_heads, spec->head_dim_v, 1);
 
 	make_masks(problem, at_begin);
+	make_scales(problem, 0, tokens_q, spec->heads, at_begin, &params->q_scales);
+	make_scales(problem, 1, tokens_k, spec->kv_heads, at_begin, &params->k_scales);
+	make_scales(problem, 2, tokens_k, spec->kv_heads, at_begin, &params->v_scales);
 	if (fa_attention_check(params, text, sizeof(text)) != 0)
 		fail_msg("%s: refused: %s", problem_describe(problem), text);
 }
@@ -269,6 +311,8 @@ void problem_deinit(struct problem *problem)
 	memory_free(&problem->offsets);
 	memory_free(&problem->columns);
 	memory_free(&problem->words);
+	for (int i = 0; i < 3; i++)
+		memory_free(&problem->scales[i]);
 }
 
 const char *problem_describe(const struct problem *problem)
@@ -284,6 +328,9 @@ const char *problem_describe(const struct problem *problem)
 	             (long long)s->n_q, (long long)s->n_k, s->causal, (long long)s->left_1 - 1,
 	             (long long)s->right_1 - 1, (long long)s->chunk, (double)s->softcap,
 	             (double)s->scale, s->alibi, s->sinks, (int)s->layout);
+	if (s->e4m3 && n > 0 && (size_t)n < sizeof(text))
+		n += snprintf(text + n, sizeof(text) - (size_t)n, " e4m3 scales %x/%x/%x",
+		              s->scales[0], s->scales[1], s->scales[2]);
 	if (s->block_rows && n > 0 && (size_t)n < sizeof(text))
 		n += snprintf(text + n, sizeof(text) - (size_t)n, " blocks %dx%d", s->block_rows,
 		              s->block_keys);

@@ -18,9 +18,17 @@ enum problem_layout {
 	PROBLEM_LAYOUTS,
 };
 
+/* Scales differ between sequences, tokens, heads. */
+#define PROBLEM_SCALES 1u
+#define PROBLEM_SCALES_BATCH 2u
+#define PROBLEM_SCALES_TOKEN 4u
+#define PROBLEM_SCALES_HEAD 8u
+
 /* The request's features; zero means none. Window bounds: 0 is unbounded, n is n - 1. */
 struct problem_spec {
 	enum fa_attention_dtype dtype;
+	bool e4m3;              /* q, k and v are codes; dtype is out's */
+	unsigned int scales[3]; /* of q, k and v: PROBLEM_SCALES*; 0: none */
 	int32_t batch, heads, kv_heads, head_dim, head_dim_v;
 	int64_t n_q, n_k;
 	uint32_t lengths_q[PROBLEM_BATCH_MAX], lengths_k[PROBLEM_BATCH_MAX]; /* if ragged */
@@ -52,7 +60,7 @@ struct problem {
 	struct problem_spec spec;
 	struct fa_attention_params params;
 	struct problem_memory q, k, v, out, lse;
-	struct problem_memory offsets, columns, words;
+	struct problem_memory offsets, columns, words, scales[3];
 	uint32_t cu_q[PROBLEM_BATCH_MAX + 1], cu_k[PROBLEM_BATCH_MAX + 1];
 	float slopes[PROBLEM_HEADS_MAX], sinks[PROBLEM_HEADS_MAX];
 };

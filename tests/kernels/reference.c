@@ -212,17 +212,55 @@ bool reference_visible(const struct fa_attention_params *params, int32_t b, int6
 	return !params->bits.words || bits_show(&params->bits, b, i, h, j);
 }
 
+static double element(const struct fa_attention_params *params, const void *data, int64_t at,
+                      const struct fa_attention_scales *scales, const uint32_t *cu, int32_t b,
+                      int64_t token, int32_t h)
+{
+	static float values[256]; /* of codes */
+	float scale = 1;
+
+	if (!params->e4m3)
+		return get(params->dtype, data, at);
+	token += cu ? cu[b] : 0;
+	if (scales->data)
+		scale = scales->data[b * scales->stride_batch + token * scales->stride_token +
+		                     h * scales->stride_head];
+	if (values[0x38] == 0)
+		for (int code = 0; code < 256; code++)
+			values[code] = (float)reference_code_value(FA_PAGED_E4M3, (uint8_t)code);
+	return values[((const uint8_t *)data)[at]] * scale;
+}
+
+double reference_q(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
+                   int32_t c)
+{
+	return element(params, params->q.data, reference_q_at(params, &params->q, b, i, h) + c,
+	               &params->q_scales, params->cu_seqlens_q, b, i, h);
+}
+
+double reference_k(const struct fa_attention_params *params, int32_t b, int64_t j, int32_t h,
+                   int32_t c)
+{
+	return element(params, params->k.data, reference_k_at(params, &params->k, b, j, h) + c,
+	               &params->k_scales, params->cu_seqlens_k, b, j, h);
+}
+
+double reference_v(const struct fa_attention_params *params, int32_t b, int64_t j, int32_t h,
+                   int32_t c)
+{
+	return element(params, params->v.data, reference_k_at(params, &params->v, b, j, h) + c,
+	               &params->v_scales, params->cu_seqlens_k, b, j, h);
+}
+
 static double score(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
                     int64_t j, bool rounded)
 {
 	enum fa_attention_dtype dtype = params->dtype;
 	int32_t kv_head = h / (params->heads / params->kv_heads);
-	int64_t q = reference_q_at(params, &params->q, b, i, h);
-	int64_t k = reference_k_at(params, &params->k, b, j, kv_head);
 	double s = 0;
 
 	for (int32_t c = 0; c < params->head_dim; c++)
-		s += get(dtype, params->q.data, q + c) * get(dtype, params->k.data, k + c);
+		s += reference_q(params, b, i, h, c) * reference_k(params, b, j, kv_head, c);
 	s *= (double)params->scale;
 	if (rounded)
 		s = reference_round(dtype, s);
@@ -262,7 +300,6 @@ void reference_row(const struct fa_attention_params *params, int32_t b, int64_t 
 		sum += exp(params->sinks[h] - highest);
 	*ret_lse = highest + log(sum);
 	for (int64_t j = 0; j < n_k; j++) {
-		int64_t v = reference_k_at(params, &params->v, b, j, kv_head);
 		double weight = exp(scores[j] - highest) / sum;
 
 		if (!reference_visible(params, b, i, h, j))
@@ -270,7 +307,7 @@ void reference_row(const struct fa_attention_params *params, int32_t b, int64_t 
 		if (rounded)
 			weight = reference_round(params->dtype, weight);
 		for (int32_t c = 0; c < params->head_dim_v; c++)
-			ret_out[c] += weight * get(params->dtype, params->v.data, v + c);
+			ret_out[c] += weight * reference_v(params, b, j, kv_head, c);
 	}
 	for (int32_t c = 0; c < params->head_dim_v; c++)
 		ret_out[c] = rounded ? reference_round(params->dtype, ret_out[c]) : ret_out[c];

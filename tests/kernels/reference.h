@@ -11,6 +11,14 @@
 double reference_get(enum fa_attention_dtype dtype, const void *data, int64_t at);
 void reference_set(enum fa_attention_dtype dtype, void *data, int64_t at, double value);
 
+/* Returns element @c of a row of q, k or v: sequence @b, token @i, head @h. */
+double reference_q(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
+                   int32_t c);
+double reference_k(const struct fa_attention_params *params, int32_t b, int64_t j, int32_t h,
+                   int32_t c);
+double reference_v(const struct fa_attention_params *params, int32_t b, int64_t j, int32_t h,
+                   int32_t c);
+
 /* Returns the value of a code, without its scale. */
 double reference_code_value(enum fa_paged_store store, uint8_t code);
 
