@@ -87,6 +87,43 @@ static int fill_masks(struct fa_client *client, const struct fa_attention *atten
 	return 0;
 }
 
+/* q, k and v are all of e4m3, or none. */
+static int fill_inputs(struct fa_client *client, const struct fa_attention *attention,
+                       uint32_t rank, struct fa_client_request *request)
+{
+	struct fa_wire_attention *wire = &request->message.attention;
+	const bool e4m3 = attention->q.dtype == FA_E4M3;
+	const struct {
+		const char *name, *scales_name;
+		const struct fa_tensor *tensor, *scales;
+		struct fa_wire_view *view, *scales_view;
+	} inputs[] = {
+		{ "q", "q_scales", &attention->q, &attention->q_scales, &wire->q, &wire->q_scales },
+		{ "k", "k_scales", &attention->k, &attention->k_scales, &wire->k, &wire->k_scales },
+		{ "v", "v_scales", &attention->v, &attention->v_scales, &wire->v, &wire->v_scales },
+	};
+	int r = 0;
+
+	for (size_t i = 0; i < 3 && r >= 0; ++i) {
+		if (e4m3)
+			r = fa_request_tensor_of(request, inputs[i].name, client, inputs[i].tensor,
+			                         FA_E4M3, rank, inputs[i].view);
+		else
+			r = fa_request_tensor(request, inputs[i].name, client, inputs[i].tensor,
+			                      rank, inputs[i].view);
+		if (r < 0 || !inputs[i].scales->buffer)
+			continue;
+		if (!e4m3)
+			return fa_error_set(-EINVAL,
+			                    "%s is given, which has no effect as q, k and v are "
+			                    "not FA_E4M3",
+			                    inputs[i].scales_name);
+		r = fa_request_tensor_of(request, inputs[i].scales_name, client, inputs[i].scales,
+		                         FA_F32, 3, inputs[i].scales_view);
+	}
+	return r;
+}
+
 /* Older daemons do not know these masks. */
 static bool has_blocks(const struct fa_attention *attention)
 {
@@ -126,13 +163,7 @@ static int fill_attention(struct fa_client *client, const struct fa_attention *a
 	wire->softcap = attention->softcap;
 	wire->window_left = window ? attention->window_left : -1;
 	wire->window_right = window ? attention->window_right : -1;
-	r = fa_request_tensor(request, "q", client, &attention->q, rank, &wire->q);
-	if (r < 0)
-		return r;
-	r = fa_request_tensor(request, "k", client, &attention->k, rank, &wire->k);
-	if (r < 0)
-		return r;
-	r = fa_request_tensor(request, "v", client, &attention->v, rank, &wire->v);
+	r = fill_inputs(client, attention, rank, request);
 	if (r < 0)
 		return r;
 	r = fa_request_output(request, "out", client, &attention->out, rank, &wire->out);
@@ -173,6 +204,8 @@ int fa_attention(struct fa_client *handle, const struct fa_attention *attention,
 		r = fa_client_require_masks(client);
 	if (r >= 0 && has_blocks(attention))
 		r = fa_client_require_blocks(client);
+	if (r >= 0 && attention->q.dtype == FA_E4M3)
+		r = fa_client_require_e4m3(client);
 	if (r < 0)
 		return r;
 	request.message.timeout_ns = attention->timeout_ns;

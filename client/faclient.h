@@ -439,6 +439,15 @@ struct fa_attention {
 	 * j / 32 is set. Keys behind the words are hidden. Buffer NULL: no such mask. */
 	struct fa_tensor mask;
 	struct fa_block_pattern pattern;
+	/*
+	 * q, k and v may be FA_E4M3, with out of FA_BF16, FA_F16 or FA_F32: an element is then
+	 * code * scale, in fp32. Scales are FA_F32 [batch or 1, tokens or 1, heads or 1], where a size
+	 * of 1 is shared; q_scales has q's heads, k_scales and v_scales have the KV heads. In the
+	 * ragged form the tokens are those of all sequences, and not both of batch and tokens may be
+	 * above 1. Buffer NULL: all are 1. The daemon does not check the numbers: products follow
+	 * IEEE, so that a NaN or an infinity reaches the rows that see it.
+	 */
+	struct fa_tensor q_scales, k_scales, v_scales;
 };
 
 /* Identifies one request of one client. Plain data: may be copied, and needs no freeing. */

@@ -203,3 +203,8 @@ int fa_client_require_blocks(struct fa_client *client)
 	return fa_client_require(client, FA_WIRE_FEATURE_BLOCKS,
 	                         "block-sparse masks, bit masks and patterns of blocks");
 }
+
+int fa_client_require_e4m3(struct fa_client *client)
+{
+	return fa_client_require(client, FA_WIRE_FEATURE_E4M3, "q, k and v of e4m3");
+}

@@ -14,3 +14,5 @@ int fa_client_require(struct fa_client *client, uint64_t feature, const char *wh
 /* The same for masks, and for blocks and patterns. */
 int fa_client_require_masks(struct fa_client *client);
 int fa_client_require_blocks(struct fa_client *client);
+/* For q, k and v of e4m3. */
+int fa_client_require_e4m3(struct fa_client *client);

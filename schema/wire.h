@@ -27,7 +27,7 @@ extern "C" {
 #define FA_WIRE_RANK_MAX 4
 #define FA_WIRE_HANDLE_BYTES 64
 #define FA_WIRE_PIECES_MAX 4096      /* allocations of one buffer */
-#define FA_WIRE_FIXED_BYTES_MAX 2816 /* see fa_wire_encode() */
+#define FA_WIRE_FIXED_BYTES_MAX 3200 /* see fa_wire_encode() */
 
 /* The union tags of fad.fbs. */
 enum fa_wire_type {
@@ -198,8 +198,8 @@ struct fa_wire_stream_free {
 
 /*
  * q, k, v, out: [batch, tokens, heads, dim], or [tokens, heads, dim] with both cu_seqlens, of
- * batch + 1 entries. lse: fp32, [batch, heads, tokens] or [heads, tokens]; absent if its rank is
- * 0. value: 1 for the first request of the stream, then one more each time, even if a request was
+ * batch + 1 entries; of one dtype, or q, k and v of e4m3. lse: fp32, [batch, heads, tokens] or
+ * [heads, tokens]; absent if its rank is 0. value: 1 for the first request of the stream, then one more each time, even if a request was
  * refused. Answered by Completion, also on errors.
  */
 struct fa_wire_attention {
@@ -227,7 +227,14 @@ struct fa_wire_attention {
 	uint32_t pattern_local_blocks, pattern_vert_stride;
 	int32_t pattern_head_step;
 	uint32_t pattern_first_head;
+	/* Only where q, k and v are of e4m3, rank 0: 1. fp32 [batch or 1, tokens or 1, heads or 1], as
+	 * struct fa_attention_scales; with cu_seqlens the tokens are the batch's, and not both of
+	 * batch and tokens may be above 1. */
+	struct fa_wire_view q_scales, k_scales, v_scales;
 };
+
+/* HelloReply.features: Attention's q, k and v may be of e4m3, with scales. */
+#define FA_WIRE_FEATURE_E4M3 (1ull << 7)
 
 /* HelloReply.features: Attention has blocks and mask, and Attention, StepAttend and PagesAttend have
  * patterns. */

@@ -13,7 +13,8 @@
 const char *fa_tensor_view_name(enum fa_tensor_view_index index)
 {
 	static const char *const names[_FA_VIEW_N] = {
-		"q", "k", "v", "out", "lse", "block_offsets", "block_columns", "mask",
+		"q",    "k",        "v",        "out",      "lse", "block_offsets", "block_columns",
+		"mask", "q_scales", "k_scales", "v_scales",
 	};
 
 	return names[index];
@@ -37,6 +38,12 @@ const struct fa_wire_view *fa_tensor_view_of(const struct fa_wire_attention *att
 		return &attention->block_columns;
 	case FA_VIEW_MASK:
 		return &attention->mask;
+	case FA_VIEW_Q_SCALES:
+		return &attention->q_scales;
+	case FA_VIEW_K_SCALES:
+		return &attention->k_scales;
+	case FA_VIEW_V_SCALES:
+		return &attention->v_scales;
 	default:
 		return &attention->lse;
 	}
@@ -230,6 +237,7 @@ struct bind {
 	struct fa_attention_params *params;
 	struct fa_error *error;
 	bool ragged;
+	bool e4m3; /* q, k and v */
 	/* Indices of dimensions. Ragged tensors have no batch. */
 	unsigned int token, head, dim;
 };
@@ -268,7 +276,12 @@ static int check_views(struct bind *bind, const struct fa_device_memory *const m
 		const struct fa_wire_view *view = fa_tensor_view_of(attention, i);
 		const char *name = fa_tensor_view_name(i);
 
-		r = fa_tensor_view_check(view, name, i == FA_VIEW_OUT, memories[i], bind->error);
+		if (bind->e4m3 && i != FA_VIEW_OUT)
+			r = fa_tensor_view_check_dtype(view, name, FA_WIRE_DTYPE_E4M3, false,
+			                               memories[i], bind->error);
+		else
+			r = fa_tensor_view_check(view, name, i == FA_VIEW_OUT, memories[i],
+			                         bind->error);
 		if (r < 0)
 			return r;
 		if (view->rank != rank)
@@ -277,7 +290,7 @@ static int check_views(struct bind *bind, const struct fa_device_memory *const m
 			               bind->ragged
 			                       ? "[tokens, heads, dim], as there are cu_seqlens"
 			                       : "[batch, tokens, heads, dim]");
-		if (view->dtype != attention->q.dtype)
+		if (!bind->e4m3 && view->dtype != attention->q.dtype)
 			return fa_fail(bind->error, -ENOTSUP,
 			               "%s.dtype is %s and q.dtype is %s; expected one for q, k, v "
 			               "and out",
@@ -614,6 +627,51 @@ static int bind_masks(struct bind *bind, const struct fa_device_memory *const me
 	return 0;
 }
 
+/* ---- scales */
+
+/* Expects fp32 [batch or 1, tokens or 1, heads or 1]. */
+static int bind_scales(struct bind *bind, enum fa_tensor_view_index index,
+                       enum fa_tensor_view_index of,
+                       const struct fa_device_memory *const memories[_FA_VIEW_N],
+                       struct fa_attention_scales *ret_scales)
+{
+	static const char *const meanings[] = { "batch", "tokens", "heads" };
+	const struct fa_wire_view *view = fa_tensor_view_of(bind->attention, index);
+	const struct fa_wire_view *codes = fa_tensor_view_of(bind->attention, of);
+	const int64_t expected[] = { bind->params->batch, codes->shape[bind->token],
+		                     codes->shape[bind->head] };
+	const char *name = fa_tensor_view_name(index);
+
+	if (!view->rank)
+		return 0;
+	if (!bind->e4m3)
+		return fa_fail(bind->error, -EINVAL,
+		               "%s came, which has no effect as q, k and v are not e4m3", name);
+	TRY(fa_tensor_view_check_dtype(view, name, FA_WIRE_DTYPE_F32, false, memories[index],
+	                               bind->error));
+	if (view->rank != 3)
+		return fa_fail(bind->error, -EINVAL,
+		               "%s.rank is %u; expected 3, [batch, tokens, heads]", name,
+		               view->rank);
+	for (unsigned int i = 0; i < 3; ++i)
+		if (view->shape[i] != 1 && view->shape[i] != expected[i])
+			return fa_fail(bind->error, -EINVAL,
+			               "%s.shape[%u] is %" PRId64 "; expected 1 or %" PRId64
+			               ", the %s of %s",
+			               name, i, view->shape[i], expected[i], meanings[i],
+			               fa_tensor_view_name(of));
+	if (bind->ragged && view->shape[0] != 1 && view->shape[1] != 1)
+		return fa_fail(bind->error, -EINVAL,
+		               "%s has sequences and tokens; expected 1 of either, as there are "
+		               "cu_seqlens",
+		               name);
+	ret_scales->data = data_of(bind, index, memories[index]);
+	ret_scales->stride_batch = fa_tensor_view_stride(view, 0);
+	ret_scales->stride_token = fa_tensor_view_stride(view, 1);
+	ret_scales->stride_head = fa_tensor_view_stride(view, 2);
+	return 0;
+}
+
 int fa_attention_bind(const struct fa_wire_attention *attention,
                       const struct fa_device_memory *const memories[_FA_VIEW_N],
                       struct fa_attention_params *ret_params, struct fa_error *error)
@@ -621,6 +679,7 @@ int fa_attention_bind(const struct fa_wire_attention *attention,
 	struct fa_attention_params params = {};
 	struct bind bind = { .attention = attention, .params = &params, .error = error };
 
+	bind.e4m3 = attention->q.dtype == FA_WIRE_DTYPE_E4M3;
 	bind.ragged = attention->n_cu_seqlens_q || attention->n_cu_seqlens_k;
 	bind.token = bind.ragged ? 0 : 1;
 	bind.head = bind.token + 1;
@@ -628,7 +687,8 @@ int fa_attention_bind(const struct fa_wire_attention *attention,
 
 	TRY(check_views(&bind, memories));
 	TRY(check_shapes(&bind));
-	params.dtype = (enum fa_attention_dtype)attention->q.dtype;
+	params.dtype = (enum fa_attention_dtype)attention->out.dtype;
+	params.e4m3 = bind.e4m3;
 	params.heads = (int32_t)attention->q.shape[bind.head];
 	params.kv_heads = (int32_t)attention->k.shape[bind.head];
 	params.head_dim = (int32_t)attention->q.shape[bind.dim];
@@ -636,6 +696,9 @@ int fa_attention_bind(const struct fa_wire_attention *attention,
 	TRY(bind_lengths(&bind));
 	TRY(bind_numbers(&bind));
 	TRY(bind_masks(&bind, memories));
+	TRY(bind_scales(&bind, FA_VIEW_Q_SCALES, FA_VIEW_Q, memories, &params.q_scales));
+	TRY(bind_scales(&bind, FA_VIEW_K_SCALES, FA_VIEW_K, memories, &params.k_scales));
+	TRY(bind_scales(&bind, FA_VIEW_V_SCALES, FA_VIEW_V, memories, &params.v_scales));
 
 	params.q = tensor(&bind, &attention->q, memories[FA_VIEW_Q]);
 	params.k = tensor(&bind, &attention->k, memories[FA_VIEW_K]);

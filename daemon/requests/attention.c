@@ -16,6 +16,7 @@ struct attention {
 };
 
 _Static_assert((int)FA_VIEW_Q == (int)FA_DEVICE_Q && (int)FA_VIEW_MASK == (int)FA_DEVICE_MASK &&
+                       (int)FA_VIEW_V_SCALES == (int)FA_DEVICE_V_SCALES &&
                        (int)_FA_VIEW_N == (int)_FA_DEVICE_TENSOR_N,
                "one order");
 _Static_assert(sizeof(float) == sizeof(uint32_t), "one vector of words holds both");

@@ -100,7 +100,8 @@ int fa_handle_hello(struct fa_call *call, struct fa_error *error)
 			.features = FA_WIRE_FEATURE_RING | FA_WIRE_FEATURE_STEP_RING |
 			            FA_WIRE_FEATURE_SEQUENCE_PAGES |
 			            FA_WIRE_FEATURE_PAGES_ATTEND | FA_WIRE_FEATURE_STATES |
-			            FA_WIRE_FEATURE_MASKS | FA_WIRE_FEATURE_BLOCKS,
+			            FA_WIRE_FEATURE_MASKS | FA_WIRE_FEATURE_BLOCKS |
+			            FA_WIRE_FEATURE_E4M3,
 			.daemon_version = wire_string(FAD_VERSION),
 			.generation = context->generation,
 			.backend = wire_string(context->info.backend),

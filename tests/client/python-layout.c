@@ -81,6 +81,9 @@ int main(void)
 	FIELD(fa_attention, block_columns);
 	FIELD(fa_attention, mask);
 	FIELD(fa_attention, pattern);
+	FIELD(fa_attention, q_scales);
+	FIELD(fa_attention, k_scales);
+	FIELD(fa_attention, v_scales);
 	STRUCT(fa_block_pattern);
 	FIELD(fa_block_pattern, block_tokens);
 	FIELD(fa_block_pattern, local_blocks);

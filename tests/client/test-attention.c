@@ -5,6 +5,7 @@
 #include "tests/lib/daemon.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -251,6 +252,108 @@ static void test_masks_refused(void **state)
 	REFUSED(-EINVAL, "pattern has numbers above 2147483647", bad.pattern.first_head = 1u << 31);
 	REFUSED(-EINVAL, "pattern.reserved is not 0", bad.pattern.reserved = 1);
 	REFUSED(-EINVAL, "pattern has numbers, which have no effect", bad.pattern.head_step = 1);
+#undef REFUSED
+	fa_buffer_free(buffer);
+}
+
+/* Codes with scales of tokens, heads and sequences give what their values give in fp32. */
+static void test_e4m3(void **state)
+{
+	enum {
+		BATCH = 2,
+		ROWS = 5,
+		KEYS = 70,
+		HEADS = 4,
+		KV_HEADS = 2,
+		DIM = 16,
+		OUT = 32 << 10,
+		SCALES = 48 << 10,
+		FLOATS = 64 << 10,
+		BYTES = 256 << 10
+	};
+	const int64_t heads[] = { HEADS, KV_HEADS, KV_HEADS }, tokens[] = { ROWS, KEYS, KEYS };
+	const int64_t scales[3][3] = { { BATCH, ROWS, HEADS },
+		                       { BATCH, 1, KV_HEADS },
+		                       { 1, KEYS, 1 } };
+	const int64_t out[] = { BATCH, ROWS, HEADS, DIM };
+	struct fa_attention request = { .size = sizeof(request), .flags = FA_ATTENTION_CAUSAL };
+	struct fa_attention plain = { .size = sizeof(plain), .flags = FA_ATTENTION_CAUSAL }, bad;
+	struct fa_tensor *codes[] = { &request.q, &request.k, &request.v };
+	struct fa_tensor *numbers[] = { &plain.q, &plain.k, &plain.v };
+	struct fa_tensor *factors[] = { &request.q_scales, &request.k_scales, &request.v_scales };
+	struct fa_buffer *buffer;
+	unsigned char *data;
+	uint64_t at = 0, at_scale = SCALES, at_float = FLOATS;
+	uint32_t random = 1;
+	int r;
+
+	check(fa_buffer_new(client, BYTES, 0, &buffer));
+	data = fa_buffer_data(buffer);
+	for (int t = 0; t < 3; ++t) {
+		const int64_t shape[] = { BATCH, tokens[t], heads[t], DIM };
+		float *scale = (float *)(data + at_scale), *to = (float *)(data + at_float);
+		int64_t n = 0;
+
+		fa_tensor_init(codes[t], buffer, at, FA_E4M3, 4, shape);
+		fa_tensor_init(factors[t], buffer, at_scale, FA_F32, 3, scales[t]);
+		fa_tensor_init(numbers[t], buffer, at_float, FA_F32, 4, shape);
+		for (int64_t i = 0; i < scales[t][0] * scales[t][1] * scales[t][2]; ++i)
+			scale[i] = (float)(i % 7 + 1) / 4;
+		for (int64_t b = 0; b < BATCH; ++b)
+			for (int64_t i = 0; i < tokens[t]; ++i)
+				for (int64_t h = 0; h < heads[t] * DIM; ++h, ++n) {
+					const int64_t *s = scales[t];
+					const int64_t in = ((b % s[0]) * s[1] + i % s[1]) * s[2] +
+					                   h / DIM % s[2];
+					unsigned char code;
+
+					random = random * 1664525u + 1013904223u;
+					code = (unsigned char)(random >> 24 & 0xbf);
+					data[at + (uint64_t)n] = code;
+					to[n] = (float)ldexp(code >> 3 & 15 ? 8 + (code & 7)
+					                                    : code & 7,
+					                     code >> 3 & 15 ? (code >> 3 & 15) - 10
+					                                    : -9) *
+					        (code & 0x80 ? -1.0f : 1.0f) * scale[in];
+				}
+		at += (uint64_t)n;
+		at_float += (uint64_t)n * sizeof(float);
+		at_scale += 4096;
+	}
+	fa_tensor_init(&request.out, buffer, OUT, FA_F32, 4, out);
+	fa_tensor_init(&plain.out, buffer, at_float, FA_F32, 4, out);
+	r = fa_attention(client, &request, NULL);
+	if (r == -ENOTSUP) {
+		fa_check_contains(fa_error(), "e4m3 are not supported by Vulkan kernels");
+		fa_buffer_free(buffer);
+		return;
+	}
+	check(r);
+	check(fa_attention(client, &plain, NULL));
+	for (int i = 0; i < BATCH * ROWS * HEADS * DIM; ++i) {
+		float got = ((float *)(data + OUT))[i], expected = ((float *)(data + at_float))[i];
+
+		assert_true(fabsf(expected) > 0 && fabsf(got - expected) < 1e-4f);
+	}
+
+#define REFUSED(error, text, ...)                                                                  \
+	do {                                                                                       \
+		bad = request;                                                                     \
+		__VA_ARGS__;                                                                       \
+		fa_check_eq(fa_attention(client, &bad, NULL), error);                              \
+		fa_check_contains(fa_error(), text);                                               \
+	} while (0)
+	REFUSED(-EINVAL, "k.dtype is 1; expected 4", bad.k = plain.k);
+	REFUSED(-EINVAL, "k.dtype is 4; expected FA_F32", bad.q = plain.q;
+	        bad.q_scales.buffer = NULL);
+	REFUSED(-EINVAL, "k_scales is given, which has no effect", bad = plain;
+	        bad.k_scales = request.k_scales);
+	REFUSED(-EINVAL, "v_scales.dtype is 2; expected 1", bad.v_scales.dtype = FA_F16);
+	REFUSED(-EINVAL, "q_scales.shape[2] is 2; expected 1 or 4, the heads of q",
+	        bad.q_scales.shape[2] = 2);
+	REFUSED(-EINVAL, "v_scales reaches beyond the end of its buffer",
+	        bad.v_scales.offset = BYTES - 4);
+	REFUSED(-EINVAL, "out overlaps q_scales", bad.out.offset = SCALES);
 #undef REFUSED
 	fa_buffer_free(buffer);
 }
@@ -550,11 +653,17 @@ static void test_loop(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_variants),       cmocka_unit_test(test_dense),
-		cmocka_unit_test(test_masks),          cmocka_unit_test(test_masks_refused),
-		cmocka_unit_test(test_refused),        cmocka_unit_test(test_tickets),
-		cmocka_unit_test(test_streams),        cmocka_unit_test(test_seen_is_finished),
-		cmocka_unit_test(test_cancel_endless), cmocka_unit_test(test_loop),
+		cmocka_unit_test(test_variants),
+		cmocka_unit_test(test_dense),
+		cmocka_unit_test(test_masks),
+		cmocka_unit_test(test_masks_refused),
+		cmocka_unit_test(test_e4m3),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_tickets),
+		cmocka_unit_test(test_streams),
+		cmocka_unit_test(test_seen_is_finished),
+		cmocka_unit_test(test_cancel_endless),
+		cmocka_unit_test(test_loop),
 	};
 
 	return cmocka_run_group_tests_name("attention", tests, setup, teardown);

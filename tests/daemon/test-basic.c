@@ -64,7 +64,8 @@ static void test_hello(void **state)
 	fa_check_eq(reply->features, FA_WIRE_FEATURE_RING | FA_WIRE_FEATURE_STEP_RING |
 	                                     FA_WIRE_FEATURE_SEQUENCE_PAGES |
 	                                     FA_WIRE_FEATURE_PAGES_ATTEND | FA_WIRE_FEATURE_STATES |
-	                                     FA_WIRE_FEATURE_MASKS | FA_WIRE_FEATURE_BLOCKS);
+	                                     FA_WIRE_FEATURE_MASKS | FA_WIRE_FEATURE_BLOCKS |
+	                                     FA_WIRE_FEATURE_E4M3);
 	assert_string_equal(reply->daemon_version.text, FAD_VERSION);
 	assert_string_equal(reply->backend.text, fa_test_is_vulkan() ? "vulkan" : "cpu");
 	fa_check(reply->device_name.length > 0);

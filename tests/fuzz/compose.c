@@ -283,6 +283,8 @@ static void compose_attention(struct client *client, struct parcel *parcel)
 	const bool ragged = once_in(3);
 	const int64_t batch = 1 + pick(2);
 	const uint8_t dtype = (uint8_t)(1 + pick(3));
+	const bool e4m3 = once_in(4);
+	const uint8_t input = e4m3 ? FA_WIRE_DTYPE_E4M3 : dtype;
 	/* One array for both ranks: a ragged tensor begins at the second. */
 	const int64_t q[] = { batch, n_q, heads, dim }, k[] = { batch, n_k, kv_heads, dim },
 		      v[] = { batch, n_k, kv_heads, dim_v }, out[] = { batch, n_q, heads, dim_v },
@@ -294,12 +296,20 @@ static void compose_attention(struct client *client, struct parcel *parcel)
 		compose(client, FA_WIRE_BUFFER_REGISTER, parcel);
 		return;
 	}
-	message->q = compose_view(buffer, &at, dtype, rank, q + ragged);
-	message->k = compose_view(buffer, &at, dtype, rank, k + ragged);
-	message->v = compose_view(buffer, &at, dtype, rank, v + ragged);
+	message->q = compose_view(buffer, &at, input, rank, q + ragged);
+	message->k = compose_view(buffer, &at, input, rank, k + ragged);
+	message->v = compose_view(buffer, &at, input, rank, v + ragged);
 	message->out = compose_view(buffer, &at, dtype, rank, out + ragged);
 	if (once_in(3))
 		message->lse = compose_view(buffer, &at, FA_WIRE_DTYPE_F32, rank - 1, lse + ragged);
+	if (once_in(9) || (e4m3 && once_in(2))) {
+		const int64_t of_tokens[] = { 1, ragged ? n_q : 1, heads },
+			      of_heads[] = { once_in(2) ? batch : 1, 1, kv_heads };
+
+		message->q_scales = compose_view(buffer, &at, FA_WIRE_DTYPE_F32, 3, of_tokens);
+		message->k_scales = compose_view(buffer, &at, FA_WIRE_DTYPE_F32, 3, of_heads);
+		message->v_scales = compose_view(buffer, &at, FA_WIRE_DTYPE_F32, 3, of_heads);
+	}
 	message->stream = any_stream(client);
 	message->window_left = once_in(4) ? (int64_t)pick(8) : -1;
 	message->window_right = once_in(6) ? (int64_t)pick(8) : -1;

@@ -69,6 +69,9 @@ static const char *attention_difference(const struct fa_wire_attention *a,
 	SAME(pattern_vert_stride);
 	SAME(pattern_head_step);
 	SAME(pattern_first_head);
+	SAME_VIEW(q_scales);
+	SAME_VIEW(k_scales);
+	SAME_VIEW(v_scales);
 	return NULL;
 }
 

@@ -263,6 +263,9 @@ pub struct fa_attention {
     pub block_columns: fa_tensor,
     pub mask: fa_tensor,
     pub pattern: fa_block_pattern,
+    pub q_scales: fa_tensor,
+    pub k_scales: fa_tensor,
+    pub v_scales: fa_tensor,
 }
 impl Default for fa_attention {
     fn default() -> Self {

@@ -7,7 +7,7 @@ macro_rules! structs {
             fa_info: size protocol daemon_version backend device_name device_uuid generation session reconnects max_buffers max_buffer_bytes max_streams max_requests resumed ring_bytes origin pid spawn_reason;
             fa_tensor: buffer offset dtype rank shape strides;
             fa_block_pattern: block_tokens local_blocks vert_stride head_step first_head reserved;
-            fa_attention: size flags stream batch q k v out lse scale softcap window_left window_right cu_seqlens_q cu_seqlens_k alibi_slopes sinks timeout_ns gates chunk_tokens prefix_lengths block_rows block_keys block_offsets block_columns mask pattern;
+            fa_attention: size flags stream batch q k v out lse scale softcap window_left window_right cu_seqlens_q cu_seqlens_k alibi_slopes sinks timeout_ns gates chunk_tokens prefix_lengths block_rows block_keys block_offsets block_columns mask pattern q_scales k_scales v_scales;
             fa_ticket: value stream client;
             fa_pages_attend: size flags stream max_q max_k reserved q out lse k v table lengths cu_q k_new v_new slots k_scales v_scales scale softcap window_left window_right alibi_slopes sinks timeout_ns gates chunk_tokens prefix_lengths pattern;
             fa_completion: size status queued_ns started_ns finished_ns;
