@@ -63,6 +63,12 @@ class Tensor(ctypes.Structure):
                 ("stride_token", ctypes.c_int64), ("stride_head", ctypes.c_int64)]
 
 
+class Scales(ctypes.Structure):
+    """struct fa_attention_scales"""
+    _fields_ = [("data", ctypes.c_void_p), ("stride_batch", ctypes.c_int64),
+                ("stride_token", ctypes.c_int64), ("stride_head", ctypes.c_int64)]
+
+
 class Blocks(ctypes.Structure):
     """struct fa_attention_blocks"""
     _fields_ = [("rows", ctypes.c_int32), ("keys", ctypes.c_int32), ("offsets", ctypes.c_void_p),
@@ -87,12 +93,15 @@ class Bits(ctypes.Structure):
 
 class Params(ctypes.Structure):
     """struct fa_attention_params"""
-    _fields_ = [("dtype", ctypes.c_int), ("batch", ctypes.c_int32), ("heads", ctypes.c_int32),
-                ("kv_heads", ctypes.c_int32), ("head_dim", ctypes.c_int32),
+    _fields_ = [("dtype", ctypes.c_int), ("e4m3", ctypes.c_bool), ("batch", ctypes.c_int32),
+                ("heads", ctypes.c_int32), ("kv_heads", ctypes.c_int32),
+                ("head_dim", ctypes.c_int32),
                 ("head_dim_v", ctypes.c_int32), ("seqlen_q", ctypes.c_int64),
                 ("seqlen_k", ctypes.c_int64), ("cu_seqlens_q", ctypes.c_void_p),
                 ("cu_seqlens_k", ctypes.c_void_p), ("q", Tensor), ("k", Tensor), ("v", Tensor),
-                ("out", Tensor), ("lse", ctypes.c_void_p), ("lse_stride_batch", ctypes.c_int64),
+                ("out", Tensor), ("q_scales", Scales), ("k_scales", Scales),
+                ("v_scales", Scales), ("lse", ctypes.c_void_p),
+                ("lse_stride_batch", ctypes.c_int64),
                 ("lse_stride_head", ctypes.c_int64), ("lse_stride_token", ctypes.c_int64),
                 ("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("causal", ctypes.c_bool),
                 ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
