@@ -63,7 +63,8 @@ class Attention(Sized):
                 ("timeout_ns", c_uint64), ("gates", c_void_p), ("chunk_tokens", c_uint64),
                 ("prefix_lengths", POINTER(c_uint32)), ("block_rows", c_uint32),
                 ("block_keys", c_uint32), ("block_offsets", Tensor), ("block_columns", Tensor),
-                ("mask", Tensor), ("pattern", BlockPattern)]
+                ("mask", Tensor), ("pattern", BlockPattern), ("q_scales", Tensor),
+                ("k_scales", Tensor), ("v_scales", Tensor)]
 
 
 class Ticket(ctypes.Structure):
