@@ -94,6 +94,19 @@ static void decode_row(const struct row *row, int64_t j, bool v, float *to)
 	                  v ? a->head_dim_v : a->head_dim);
 }
 
+/* @p: the row's position. */
+static bool in_pattern(const struct row *row, int64_t j, int64_t p)
+{
+	const struct fa_cuda_own *own = row->own;
+	int64_t block;
+
+	if (!own || !own->pattern_strips)
+		return true;
+	block = j / own->pattern_tokens;
+	return (block + own->pattern_local) * own->pattern_tokens > p ||
+	       block % own->pattern_stride == own->columns[row->head];
+}
+
 static bool sees(const struct row *row, int64_t j, int64_t *ret_distance)
 {
 	const struct fa_cuda_paged_attention *args = row->args;
@@ -116,7 +129,9 @@ static bool sees(const struct row *row, int64_t j, int64_t *ret_distance)
 		}
 	}
 	*ret_distance = k > p ? k - p : p - k;
-	return k >= p - left && k <= p + right;
+	if (row->own && j < item->append)
+		right = row->own->right;
+	return k >= p - left && k <= p + right && in_pattern(row, j, p);
 }
 
 static float score(const struct row *row, const float *q, int64_t j, int64_t distance)
@@ -360,24 +375,47 @@ static int64_t clamp(int64_t x, int64_t most)
 	return x < 0 ? 0 : x > most ? most : x;
 }
 
-/* Writes an item of each sequence, of few rows or of many, for the launch that decodes. */
+/* Which of a stride of blocks all rows of a head see. */
+static uint32_t column_of(const struct fa_cuda_own_plan *p, uint32_t head)
+{
+	const int64_t stride = p->pattern_stride, number = (int64_t)p->pattern_first + head;
+	const int64_t shift = p->pattern_step < 0 ? number / p->group * -(int64_t)p->pattern_step
+	                                          : number * p->pattern_step;
+
+	return (uint32_t)((stride - (shift + 1) % stride) % stride);
+}
+
+/* Writes an item of each sequence and chunk, of few rows or of many, for the launch that decodes. */
 static void plan_own(const struct fa_cuda_own_plan *p)
 {
 	*p->ranges = (struct fa_cuda_own_ranges){ 1, 0, 0, 0 };
+	for (uint32_t h = 0; p->pattern_stride && h < p->heads; h++)
+		p->columns[h] = column_of(p, h);
 	for (int32_t b = 0; b < p->batch; b++) {
-		int64_t begin = (int64_t)b * p->max_q, n = p->max_q;
+		const int64_t n_k = clamp(p->lengths[b], p->max_k);
+		int64_t begin = (int64_t)b * p->max_q, n = p->max_q, end;
 
 		if (p->cu_q) {
 			begin = clamp(p->cu_q[b], p->total_q);
 			n = clamp(p->cu_q[b + 1] - begin, p->max_q);
 		}
-		p->items[p->ranges->blocks++] = (struct fa_cuda_paged_item){
-			.first_q = (uint32_t)begin,
-			.n_q = (uint32_t)clamp(n, p->total_q - begin),
-			.n_k = (uint32_t)clamp(p->lengths[b], p->max_k),
-			.table_start = (uint32_t)b * p->table_stride,
-			.tree_start = FA_CUDA_PAGED_NO_TREE,
-		};
+		n = clamp(n, p->total_q - begin);
+		for (int64_t row = 0; row < n; row += end - (n_k - n + row)) {
+			const int64_t at = n_k - n + row;
+			const int64_t chunk = p->chunk && at > 0 ? at / p->chunk * p->chunk : 0;
+
+			/* Rows before the first key are in chunks without keys. */
+			end = !p->chunk ? n_k : at < 0 ? 0 : clamp(chunk + p->chunk, n_k);
+			p->items[p->ranges->blocks++] = (struct fa_cuda_paged_item){
+				.first_q = (uint32_t)(begin + row),
+				.n_q = (uint32_t)(end - at),
+				.n_k = (uint32_t)end,
+				.first = (uint32_t)chunk,
+				.table_start = (uint32_t)b * p->table_stride,
+				.tree_start = FA_CUDA_PAGED_NO_TREE,
+				.append = p->prefixes ? (uint32_t)clamp(p->prefixes[b], n_k) : 0,
+			};
+		}
 	}
 }
 
@@ -396,7 +434,7 @@ static void attend_own(const struct fa_cuda_paged_attention_own *p)
 
 	if (!p->own.ranges) {
 		plan.ranges = &ranges;
-		plan.items = items = calloc((size_t)plan.batch, sizeof(*items));
+		plan.items = items = calloc(plan.items_max, sizeof(*items));
 		plan_own(&plan);
 	}
 	for (uint32_t i = 0; i < (items ? &ranges : p->own.ranges)->blocks; i++) {
