@@ -13,7 +13,7 @@ import types
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
@@ -357,6 +357,56 @@ def test_masks_of_each_key(client, family, dtype):
             assert error <= limit, (name, how)
     for name in "documents", "prefixes", "random":
         assert float((results[name] - results["causal"]).abs().max()) > 0.05 * extent
+
+
+def test_masks_of_a_step(client):
+    """Booleans of one row of keys are no padding, and a mask may change between two passes."""
+    model = families.model("llama")
+    ids, _ = prompt(n=20)
+    step = torch.ones(2, 1, 1, 21, dtype=torch.bool, device=ids.device)
+    step[..., 5:9] = False
+    every = torch.ones(2, 1, 20, 20, dtype=torch.bool, device=ids.device)
+    found = {}
+    for name in ("sdpa", "fad"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            cache = model(ids, use_cache=True).past_key_values
+            found[name] = [model(ids[:, :1], past_key_values=cache, attention_mask=step).logits]
+            mask = every.clone()
+            for seen in (every, every.tril(), every.triu()):
+                mask.data.copy_(seen)  # which the tensor's version does not count
+                found[name].append(model(ids, attention_mask=mask, use_cache=False).logits)
+    for expected, got in zip(found["sdpa"], found["fad"]):
+        torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
+
+
+def test_cross_attention(client):
+    """A source with padding, which is no padding of the target, shorter and longer ones."""
+    model = transformers.BartForConditionalGeneration._from_config(transformers.BartConfig(
+        vocab_size=97, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96,
+        max_position_embeddings=128)).eval()
+    ids, _ = prompt(n=30)
+    model, ids = model.to(ids.device), ids % 90 + 3
+    padding = torch.ones_like(ids)
+    padding[0, 20:] = 0
+    for n in (7, 50):
+        target = ids.repeat(1, 2)[:, :n]
+        found = []
+        for name in ("sdpa", "fad"):
+            model.set_attn_implementation(name)
+            with torch.no_grad():
+                found.append(model(ids, attention_mask=padding, decoder_input_ids=target,
+                                   use_cache=False).logits)
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=2e-5)
+
+
+def test_static_caches_are_refused(client):
+    model = families.model("llama")
+    ids, _ = prompt(n=20)
+    model.set_attn_implementation("fad")
+    with pytest.raises(NotImplementedError, match="room behind them, as a StaticCache has"):
+        model.generate(ids, max_new_tokens=3, cache_implementation="static", disable_compile=True)
 
 
 def test_masks_that_are_refused(client):

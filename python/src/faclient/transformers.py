@@ -52,10 +52,11 @@ def register(name: str = "fad") -> None:
 def _attention_mask(*arguments, **options):
     mask = options.get("attention_mask")
     if not torch.compiler.is_compiling():
+        _refuse_blocks(options.get("mask_function"), options.get("q_length", 0))
+        _refuse_room(**options)
         documents = _documents(options.get("mask_function"))
         if documents is not None:
             return (documents + 1).cpu()[:, None, None]  # one wait for a GPU, not one in each layer
-        _refuse_blocks(options.get("mask_function"), options.get("q_length", 0))
     if mask is None or not torch.compiler.is_compiling():
         mask = flash_attention_mask(*arguments, **options)
     else:
@@ -66,6 +67,8 @@ def _attention_mask(*arguments, **options):
         mask = _hide_earlier_chunks(chunk, mask, **options)
     elif mask is None and torch.compiler.is_compiling():
         mask = _traced_documents(**options)
+    if mask is not None and mask.dtype == torch.bool:
+        mask = mask.to(torch.uint8)  # a mask of booleans is the caller's own
     # Models may slice rows of queries.
     return None if mask is None else mask[:, None, None]
 
@@ -102,6 +105,17 @@ def _refuse_blocks(function, rows):
         if (ids >= 0).any():
             raise NotImplementedError("fad has no blocks of tokens that see each other, as the tokens of "
                                       "an image do in Gemma 3: use another attn_implementation")
+
+
+def _refuse_room(*, q_length=0, kv_length=0, q_offset=0, kv_offset=0, mask_function=None, **_):
+    """Refuses a cache whose last key is not the last query's, as a StaticCache's with room left."""
+    if mask_function is None or not q_length:
+        return
+    row, token, key = (torch.tensor(n) for n in (0, int(q_offset) + q_length - 1,
+                                                 kv_offset + kv_length - 1))
+    if key > token and not mask_function(row, row, token, key):
+        raise NotImplementedError("fad takes keys up to the last query's own, and this cache has room behind "
+                                  "them, as a StaticCache has: use a DynamicCache or a FadCache")
 
 
 def _block_ids(function):
@@ -593,10 +607,6 @@ class FadCache(_Cache):
 def _bits(mask, query, key):
     """A mask of each row and key, [batch or 1, heads or 1, n_q or 1, n_k], as words of bits."""
     n_q, n_k = query.shape[2], key.shape[2]
-    version = None if mask.is_inference() else mask._version
-    kept = getattr(mask, "_fad_bits", None)  # of an earlier layer
-    if kept is not None and kept[0] == (version, n_q, n_k):
-        return kept[1]
     for size, wanted, name in zip(mask.shape, (len(query), query.shape[1], n_q), ("batch", "heads", "n_q")):
         if size not in (1, wanted):
             raise ValueError(f"the attention mask is {list(mask.shape)}; expected {name} {wanted} or 1")
@@ -613,10 +623,7 @@ def _bits(mask, query, key):
     elif mask.dtype != torch.bool:
         raise NotImplementedError(f"the attention mask holds {mask.dtype}; fad takes booleans, and "
                                   "floating-point numbers that are added to scores")
-    bits = pack_bits(seen.expand(-1, -1, n_q, -1))
-    if version is not None:
-        mask._fad_bits = (version, n_q, n_k), bits
-    return bits
+    return pack_bits(seen.expand(-1, -1, n_q, -1))
 
 
 def _plain(query, key, value, mask, options):
@@ -652,8 +659,12 @@ def _plain(query, key, value, mask, options):
                         q[i:i + 1, rows], k[i:i + 1, at:end], v[i:i + 1, at:end], **options)[0]
         return out
     valid = mask[:, -k.shape[1]:].bool()
+    # Queries of cross attention are of other tokens than the keys.
+    all_rows = not (options["causal"] or options["window"] or options["chunk_tokens"])
     for i, row in enumerate(valid):
-        rows = row[-q.shape[1]:]
+        if not row.any():
+            continue
+        rows = slice(None) if all_rows else row[-q.shape[1]:]
         out[i, rows] = _torch.client().attention(q[i:i + 1, rows], k[i:i + 1, row],
                                                  v[i:i + 1, row], **options)[0]
     return out
@@ -748,8 +759,10 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if attention_mask is not None and attention_mask.dim() == 4 and \
             attention_mask.shape[1:3] == (1, 1) and \
-            attention_mask.dtype in (torch.bool, torch.int64):
-        attention_mask = attention_mask[:, 0, 0]
+            attention_mask.dtype in (torch.uint8, torch.int64):
+        attention_mask = attention_mask[:, 0, 0]  # of _attention_mask()
+        if attention_mask.dtype == torch.uint8:
+            attention_mask = attention_mask.bool()
     window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else None
     if torch.compiler.is_compiling():
         if getattr(module, "is_kv_shared_layer", False):
