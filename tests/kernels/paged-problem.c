@@ -770,9 +770,10 @@ void paged_judge(struct paged_problem *problem, const char *by, enum paged_round
 		if (spec->raised && spec->alibi)
 			lse_allowed += 580 * 0x1p-24;
 	}
-	/* An element of K is off by a part of 2^-9 at most. */
+	/* An element of K is off by a part of 2^-9 at most, and a score by the sum of hundreds of such
+	 * errors: their standard deviation is about 2^-9.8, and this is seven of them. */
 	if (rounding == PAGED_ROUNDS_KEYS)
-		lse_allowed += 0x1p-8;
+		lse_allowed += 0x1p-7;
 	if (spec->dtype == FA_ATTENTION_F32)
 		allowed = tiny;
 	else if (rounding != PAGED_ROUNDS_OUTPUT)
