@@ -306,8 +306,9 @@ enum fa_dtype {
 	FA_F32 = 1,
 	FA_F16 = 2,
 	FA_BF16 = 3,
-	/* Only in fa_pages_attend(): 8-bit float with 4 bits of exponent, and integers. */
+	/* 8-bit float with 4 bits of exponent: in fa_attention() and fa_pages_attend(). */
 	FA_E4M3 = 4,
+	/* Integers: of masks and in fa_pages_attend(). */
 	FA_I32 = 5,
 	FA_I64 = 6,
 };
@@ -385,11 +386,12 @@ struct fa_block_pattern {
  * Ragged form: the same without the batch dimension; sequence b has tokens
  *   cu_seqlens[b] … cu_seqlens[b + 1] - 1 of its tensor; lse [heads, tokens].
  * heads is a multiple of kv_heads; dim is a multiple of 8 up to 576, dim_v one up to 512. q, k, v
- * and out have the same dtype. lse is the natural logarithm of the softmax's denominator. A row
+ * and out have the same dtype, or q, k and v are FA_E4M3 (q_scales). lse is the natural logarithm of the softmax's denominator. A row
  * that sees no key has output 0 and lse -inf (with sinks: the sink). A request without rows (batch
  * 0, no queries) succeeds.
  *
- * out and lse must not share memory with each other or with q, k and v (-EINVAL): out cannot be q.
+ * out and lse must not share memory with each other or with what is read: q, k, v, masks and scales
+ * (-EINVAL). So out cannot be q.
  * Tensors whose rows alternate in one block of memory share none. Nor must they share memory with
  * tensors of requests in flight in other streams, which is not checked.
  */
@@ -444,8 +446,10 @@ struct fa_attention {
 	 * code * scale, in fp32. Scales are FA_F32 [batch or 1, tokens or 1, heads or 1], where a size
 	 * of 1 is shared; q_scales has q's heads, k_scales and v_scales have the KV heads. In the
 	 * ragged form the tokens are those of all sequences, and not both of batch and tokens may be
-	 * above 1. Buffer NULL: all are 1. The daemon does not check the numbers: products follow
-	 * IEEE, so that a NaN or an infinity reaches the rows that see it.
+	 * above 1. The heads have stride 1, as the innermost dimension of every tensor. Buffer NULL:
+	 * all are 1. The daemon does not check the numbers: products follow IEEE, so that a NaN or an
+	 * infinity reaches the rows that see it. Weights are not rounded. Only the CPU computes this;
+	 * other backends refuse it (-ENOTSUP).
 	 */
 	struct fa_tensor q_scales, k_scales, v_scales;
 };

@@ -52,8 +52,8 @@ struct fa_attention_tensor {
  * that all strides of 0 give one for the tensor. data is in memory of the device.
  *
  * A scale may be any number: products follow IEEE, so that a negative one turns signs, and one of
- * zero, infinity or NaN gives what it gives. Codes 0x7f and 0xff are NaN. Neither matters to rows
- * that do not see the key.
+ * zero, infinity or NaN gives what it gives. Codes 0x7f and 0xff are NaN. What a key's codes and
+ * scales hold does not matter to rows that do not see it; a row's own matter to it alone.
  */
 struct fa_attention_scales {
 	const float *data;                               /* NULL: 1 */

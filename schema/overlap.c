@@ -53,13 +53,15 @@ static bool place_init(struct place *place, const struct fa_wire_view *view)
 	place->n = 0;
 	place->run = bytes;
 	for (unsigned int i = 0; i < view->rank; ++i) {
-		const struct dim dim = { view->strides[i] * bytes, view->shape[i] };
+		struct dim dim = { .count = view->shape[i] };
 		unsigned int at;
 
 		if (!dim.count)
 			return false;
-		if (dim.count == 1 || !dim.stride)
+		/* The stride of a single element may be any number. */
+		if (dim.count == 1 || !view->strides[i])
 			continue;
+		dim.stride = view->strides[i] * bytes;
 		for (at = place->n++; at && place->dims[at - 1].stride > dim.stride; --at)
 			place->dims[at] = place->dims[at - 1];
 		place->dims[at] = dim;

@@ -199,8 +199,8 @@ struct fa_wire_stream_free {
 /*
  * q, k, v, out: [batch, tokens, heads, dim], or [tokens, heads, dim] with both cu_seqlens, of
  * batch + 1 entries; of one dtype, or q, k and v of e4m3. lse: fp32, [batch, heads, tokens] or
- * [heads, tokens]; absent if its rank is 0. value: 1 for the first request of the stream, then one more each time, even if a request was
- * refused. Answered by Completion, also on errors.
+ * [heads, tokens]; absent if its rank is 0. value: 1 for the first request of the stream, then one
+ * more each time, even if a request was refused. Answered by Completion, also on errors.
  */
 struct fa_wire_attention {
 	uint32_t stream;

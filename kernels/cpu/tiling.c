@@ -1,6 +1,7 @@
 #include "kernels/cpu/tiling.h"
 #include "kernels/cpu/integer.h"
 
+#include <math.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -9,9 +10,12 @@
 #define TILES_WANTED 32               /* enough for threads to share */
 /* Tiles of few rows with one KV head cost less. */
 #define FEW_ROWS_TILES_WANTED 64
-#define SPLIT_KEYS_MIN 1024 /* fewer take no longer than waking a thread */
-#define SPLIT_KEYS_STEP 256 /* a multiple of every kernel's round */
-#define ROWS_STEP 16        /* rows that vectors of every instruction set divide */
+/* The kernel for many rows computes few rows over codes, and takes as long as for a panel of rows. */
+#define CODES_PER_SECOND 5e8 /* a thread's, of K and V: a low estimate */
+#define CODES_TILES_MAX 512  /* what their tiles leave fits the workspace */
+#define SPLIT_KEYS_MIN 1024  /* fewer take no longer than waking a thread */
+#define SPLIT_KEYS_STEP 256  /* a multiple of every kernel's round */
+#define ROWS_STEP 16         /* rows that vectors of every instruction set divide */
 
 bool fa_cpu_tiling_masks_of_heads(const struct fa_attention_params *params)
 {
@@ -167,6 +171,17 @@ static int64_t choose_split_keys(const struct fa_attention_params *params,
 	return ceil_div(ceil_div(longest, longest / least), SPLIT_KEYS_STEP) * SPLIT_KEYS_STEP;
 }
 
+/* Returns how many tiles of few rows there had best be, with one of @lists KV heads each. */
+static int64_t few_rows_wanted(const struct fa_attention_params *params, int64_t lists)
+{
+	double codes = (double)params->seqlen_k * (params->head_dim + params->head_dim_v), wanted;
+
+	if (!params->e4m3)
+		return FEW_ROWS_TILES_WANTED;
+	wanted = (double)lists * codes / (CODES_PER_SECOND * TILE_SECONDS);
+	return max64((int64_t)fmin(wanted, CODES_TILES_MAX), FEW_ROWS_TILES_WANTED);
+}
+
 void fa_cpu_tiling_sequence(const struct fa_attention_params *params,
                             const struct fa_cpu_tiling *tiling, int32_t sequence,
                             struct fa_cpu_tiling_sequence *ret_sequence)
@@ -191,7 +206,8 @@ void fa_cpu_tiling_choose(const struct fa_cpu_isa *isa, const struct fa_attentio
 		*ret_cut = tiling;
 		return;
 	}
-	tiling.split_keys = choose_split_keys(params, &tiling, lists, FEW_ROWS_TILES_WANTED);
+	tiling.split_keys = choose_split_keys(params, &tiling, lists,
+	                                      few_rows_wanted(params, lists));
 	if (!tiling.split_keys) {
 		tiling.heads = few_rows_heads(params, lists, params->seqlen_k);
 		*ret_cut = tiling;

@@ -271,6 +271,35 @@ static void test_many_keys(void **state)
 	}
 }
 
+/* A row over many keys is divided, also where there are many KV heads. */
+static void test_tiles(void **state)
+{
+	const struct fa_cpu_isa *const *isas = problem_isas();
+	struct fa_attention_params params = {
+		.dtype = FA_ATTENTION_BF16,
+		.e4m3 = true,
+		.batch = 64,
+		.heads = 1,
+		.kv_heads = 1,
+		.head_dim = 512,
+		.head_dim_v = 512,
+		.seqlen_q = 1,
+		.seqlen_k = 1 << 17,
+		.scale = 1,
+		.window_left = -1,
+		.window_right = -1,
+	};
+
+	for (size_t n = 0; isas[n]; n++) {
+		params.seqlen_q = 12;
+		assert_true(fa_cpu_attention_tiles(isas[n], &params) >= 256);
+		assert_in_range(fa_cpu_attention_workspace_bytes(isas[n], &params), 1,
+		                FA_CPU_WORKSPACE_BYTES_MAX);
+		params.seqlen_q = 1;
+		assert_true(fa_cpu_attention_tiles(isas[n], &params) >= 256);
+	}
+}
+
 static void test_refusals(void **state)
 {
 	float scale = 1;
@@ -299,9 +328,9 @@ static void test_refusals(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_shapes),   cmocka_unit_test(test_ragged),
-		cmocka_unit_test(test_hostile),  cmocka_unit_test(test_many_keys),
-		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_shapes),  cmocka_unit_test(test_ragged),
+		cmocka_unit_test(test_hostile), cmocka_unit_test(test_many_keys),
+		cmocka_unit_test(test_tiles),   cmocka_unit_test(test_refusals),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
